@@ -1,0 +1,1 @@
+"""What can be set, and the checks that a setting passes before anything starts."""

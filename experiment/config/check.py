@@ -1,0 +1,241 @@
+"""Strict checks: a composed config becomes a `Config`, or one report of all that is wrong with it."""
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from fractions import Fraction
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiment.config.schema import Config
+from experiment.errors import ConfigError
+from experiment.matrix.languages import LANGUAGES
+from experiment.schedule import DECAY_SHAPES, Schedule, steps_of_marks
+
+AVAILABLE_FLAVORS = ("bl",)
+PLANNED_FLAVORS = ("unigram", "pa")
+
+
+def to_config(cfg: DictConfig, schema: type) -> Any:
+    """`cfg` as an instance of the dataclass `schema`.
+
+    Raises ConfigError listing unknown keys (also those that came in with `+` or `++`),
+    missing values and values of a wrong type.
+    """
+    cfg = OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"])
+    problems = [*_unknown_keys(cfg, schema, "")]
+    problems += [f"{key}: no value given; set {key}=..." for key in sorted(OmegaConf.missing_keys(cfg))]
+    if problems:
+        raise ConfigError(problems)
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), cfg))
+    except OmegaConfBaseException as error:
+        raise ConfigError([one_line(error)]) from error
+
+
+def one_line(error: Exception) -> str:
+    """An OmegaConf or Hydra message without its appendix of internals."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("full_key:", "object_type=", "reference_type="))]
+    key = next((line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")), "")
+    text = " ".join(kept) or type(error).__name__
+    return f"{key}: {text}" if key and key not in text else text
+
+
+def hint(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else "known: " + ", ".join(known)
+
+
+def _unknown_keys(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
+    if not is_dataclass(schema):
+        return
+    known = {f.name: f for f in fields(schema)}
+    for key in node:
+        path = f"{prefix}{key}"
+        if key not in known:
+            yield f"{path}: there is no such setting; {hint(str(key), list(known))}"
+        elif not OmegaConf.is_missing(node, key) and isinstance(child := node._get_node(key), DictConfig):
+            if not child._is_none():
+                yield from _unknown_keys(child, OmegaConf.get_type(child), path + ".")
+
+
+def check(config: Config) -> None:
+    """Refuse settings that cannot work together. Raises ConfigError with one line per problem."""
+    problems = list(_problems(config))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> Iterator[str]:
+    if value not in allowed:
+        yield f"{name}: got {value!r}; must be one of {', '.join(allowed)}"
+
+
+def _at_least(name: str, value: float | None, least: float, strictly: bool = False) -> Iterator[str]:
+    if value is None:
+        return
+    if not math.isfinite(value) or value < least or (strictly and value == least):
+        yield f"{name}: got {value:g}; must be {'above' if strictly else 'at least'} {least:g}"
+
+
+def _problems(c: Config) -> Iterator[str]:
+    yield from _mixture_problems(c)
+    yield from _tok_problems(c)
+    yield from _shape_problems(c)
+    yield from _data_problems(c)
+    schedule_problems = list(_schedule_problems(c))
+    yield from schedule_problems
+    if not schedule_problems:
+        yield from _axis_problems(c)
+    for name in ("accelerator", "precision"):
+        allowed = {"accelerator": ("auto", "cpu", "gpu"), "precision": ("bf16", "fp32")}[name]
+        yield from _one_of(f"trainer.{name}", getattr(c.trainer, name), allowed)
+    for name in ("devices", "num_nodes", "micro_batch"):
+        yield from _at_least(f"trainer.{name}", getattr(c.trainer, name), 1)
+    yield from _at_least("trainer.workers", c.trainer.workers, 0)
+    yield from _one_of("logger.kind", c.logger.kind, ("csv", "tensorboard", "wandb", "mlflow"))
+    yield from _at_least("train.log_every_steps", c.train.log_every_steps, 1)
+    yield from _at_least("train.checkpoint_every_tokens", c.train.checkpoint_every_tokens, 0, strictly=True)
+    yield from _at_least("evaluation.every_tokens", c.evaluation.every_tokens, 0, strictly=True)
+    yield from _at_least("evaluation.parallel_segments", c.evaluation.parallel_segments, 1)
+    yield from _at_least("evaluation.batch_tokens", c.evaluation.batch_tokens, c.model.context)
+    for name in ("seed", "data_seed"):
+        if not 0 <= getattr(c, name) < 2**32:
+            yield f"{name}: got {getattr(c, name)}; must be in 0 .. 2^32-1"
+
+
+def _mixture_problems(c: Config) -> Iterator[str]:
+    langs, probs = c.mixture.langs, c.mixture.probs
+    if not langs or len(set(langs)) != len(langs):
+        yield f"mixture.langs: got {langs}; must be one or more different languages"
+    for where, names in (("mixture.langs", langs), ("tok.langs", c.tok.langs)):
+        for lang in names:
+            if lang not in LANGUAGES:
+                yield f"{where}: unknown language {lang!r}; {hint(lang, list(LANGUAGES))}"
+    if probs is not None:
+        if len(probs) != len(langs):
+            yield f"mixture.probs: got {len(probs)} values for {len(langs)} languages; one for each of {langs}"
+        elif not all(math.isfinite(p) and p > 0 for p in probs):
+            yield f"mixture.probs: got {probs}; every share must be above 0"
+        elif abs(sum(Fraction(str(p)) for p in probs) - 1) > Fraction(1, 10**9):
+            yield f"mixture.probs: got {probs}, which sum to {sum(probs):g}; must sum to 1"
+
+
+def _tok_problems(c: Config) -> Iterator[str]:
+    tok = c.tok
+    yield from _one_of("tok.condition", tok.condition, ("starved", "destarved"))
+    if (tok.flavor, tok.condition) == ("pa", "starved"):
+        yield "tok: pa_starved cannot exist: parity-aware BPE needs aligned text in every language; use pa_destarved"
+    elif tok.flavor in PLANNED_FLAVORS:
+        yield f"tok.flavor: {tok.flavor} is not part of this version yet; available: bl_starved, bl_destarved"
+    else:
+        yield from _one_of("tok.flavor", tok.flavor, AVAILABLE_FLAVORS)
+    if not 260 <= tok.vocab_size <= 65536:
+        yield f"tok.vocab_size: got {tok.vocab_size}; must be in 260 (bytes and special tokens) .. 65536 (uint16)"
+    yield from _at_least("tok.temperature", tok.temperature, 0, strictly=True)
+    if not tok.langs or len(set(tok.langs)) != len(tok.langs):
+        yield f"tok.langs: got {tok.langs}; must be one or more different languages"
+
+
+def _shape_problems(c: Config) -> Iterator[str]:
+    m = c.model
+    for name in ("dim", "layers", "heads", "ffn_dim", "context"):
+        yield from _at_least(f"model.{name}", getattr(m, name), 1)
+    if m.heads >= 1 and (m.dim % m.heads or m.dim // m.heads % 2):
+        yield f"model.heads: {m.heads} heads of dim {m.dim} give a head size of {m.dim / m.heads:g}; must be even"
+    for name, value in (("model.rope_base", m.rope_base), ("model.norm_eps", m.norm_eps)):
+        yield from _at_least(name, value, 0, strictly=True)
+    yield from _at_least("model.z_loss", m.z_loss, 0)
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(c.optim, name) < 1:
+            yield f"optim.{name}: got {getattr(c.optim, name):g}; must be in 0 .. 1"
+    for name in ("eps", "clip_norm"):
+        yield from _at_least(f"optim.{name}", getattr(c.optim, name), 0, strictly=True)
+    yield from _at_least("optim.weight_decay", c.optim.weight_decay, 0)
+    if m.context >= 1 and (c.batch.tokens < m.context or c.batch.tokens % m.context):
+        below = c.batch.tokens // m.context * m.context
+        valid = [str(n) for n in (below, below + m.context) if n > 0]
+        yield (
+            f"batch.tokens: got {c.batch.tokens}; must be a multiple of the context length {m.context}; "
+            f"nearest: {' or '.join(valid)}"
+        )
+
+
+def _data_problems(c: Config) -> Iterator[str]:
+    data = c.data
+    yield from _one_of("data.holdout_by", data.holdout_by, ("id", "text"))
+    yield from _one_of("data.missing", data.missing, ("build", "error"))
+    yield from _one_of("branch.missing", c.branch.missing, ("train", "error"))
+    if not 0 < data.holdout_fraction < 1:
+        yield f"data.holdout_fraction: got {data.holdout_fraction:g}; must be between 0 and 1"
+    needed = dict.fromkeys(c.mixture.langs, "the mixture trains on it")
+    for lang in c.tok.langs:
+        needed.setdefault(lang, f"the tokenizers' amount is set by tok.langs={c.tok.langs}")
+    for lang, why in needed.items():
+        if lang in LANGUAGES and not data.files.get(lang):
+            yield f"data.files: nothing for {lang!r}, but {why}; set data.files.{lang}=FILE"
+    if c.tok.condition == "starved" and data.world is None:
+        yield "data.world: null, but a starved tokenizer is learned from it; name a jsonl of `lang`, `text`"
+
+
+def _schedule_problems(c: Config) -> Iterator[str]:
+    s = c.schedule
+    yield from _one_of("schedule.kind", s.kind, ("wsd", "trunk", "cooldown"))
+    yield from _one_of("schedule.decay_shape", s.decay_shape, tuple(DECAY_SHAPES))
+    yield from _at_least("schedule.peak_lr", s.peak_lr, 0, strictly=True)
+    yield from _at_least("schedule.min_lr", s.min_lr, 0)
+    if s.min_lr > s.peak_lr:
+        yield f"schedule.min_lr: got {s.min_lr:g}; must not be above schedule.peak_lr={s.peak_lr:g}"
+    for name in ("warmup_tokens", "stable_tokens", "decay_tokens"):
+        yield from _at_least(f"schedule.{name}", getattr(s, name), 0)
+    yield from _at_least("scale.token_scale", c.scale.token_scale, 0, strictly=True)
+    yield from _at_least("batch.tokens", c.batch.tokens, 1)
+    if s.kind == "trunk" and s.decay_tokens:
+        yield f"schedule.decay_tokens: got {s.decay_tokens:g}; a trunk does not decay, use a cooldown or schedule=wsd"
+    if s.kind == "cooldown" and not s.decay_tokens:
+        yield "schedule.decay_tokens: got 0; a cooldown must decay"
+    if s.kind == "cooldown" and c.branch.mark is None:
+        yield "branch.mark: null; a cooldown needs the position at which it leaves its trunk, say branch.mark=24e9"
+    if s.kind != "cooldown" and (c.branch.mark is not None or c.branch.trunk is not None):
+        yield f"branch: set, but schedule.kind={s.kind} does not branch; use schedule=cooldown_30b"
+    yield from _at_least("branch.mark", c.branch.mark, 0, strictly=True)
+
+
+def _axis_problems(c: Config) -> Iterator[str]:
+    """Problems of the token axis: what collides or comes to nothing when positions round to steps."""
+    s = c.schedule
+    start = c.branch.mark or 0.0
+    end = start + s.warmup_tokens + s.stable_tokens + s.decay_tokens
+    if end > c.mixture.budget_tokens:
+        name = "-".join(c.mixture.langs)
+        yield (
+            f"schedule: {s.kind} ends at {end:g} tokens, but mixture {name} has a budget of "
+            f"{c.mixture.budget_tokens:g}; use schedule=wsd, or raise mixture.budget_tokens"
+        )
+    schedule = Schedule.from_config(c)
+    if schedule.end_step <= schedule.start_step:
+        yield (
+            f"schedule: {end - start:g} tokens at scale.token_scale={c.scale.token_scale:g} are less than half a "
+            f"batch of batch.tokens={c.batch.tokens}; nothing would be trained"
+        )
+    elif s.decay_tokens and schedule.decay_end_step <= schedule.stable_end_step:
+        yield (
+            f"schedule.decay_tokens: {s.decay_tokens:g} at scale.token_scale={c.scale.token_scale:g} rounds to no "
+            f"update of batch.tokens={c.batch.tokens}; make the batch smaller or token_scale larger"
+        )
+    marks = c.train.stable_marks
+    for mark in marks:
+        if not math.isfinite(mark) or not start < mark <= end:
+            yield f"train.stable_marks: {mark:g} is not within this run's {start:g} .. {end:g} tokens"
+        elif s.decay_tokens and mark > end - s.decay_tokens:
+            yield f"train.stable_marks: {mark:g} lies in the decay, which starts at {end - s.decay_tokens:g}"
+    try:
+        steps_of_marks(marks, c.batch.tokens, c.scale.token_scale)
+    except ValueError as error:
+        yield f"train.stable_marks: {error}"
+    if c.branch.mark is not None and schedule.start_step == 0:
+        yield f"branch.mark: {c.branch.mark:g} is step 0 at this scale; nothing to branch from"
