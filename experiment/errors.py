@@ -19,6 +19,10 @@ class RunRefused(ExperimentError):
     """A run directory, a checkpoint or an artifact does not belong to what was asked for."""
 
 
+class RunLive(RunRefused):
+    """Another process holds the run."""
+
+
 class Diverged(ExperimentError):
     """Loss or gradient is not finite; nothing was updated with it."""
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from experiment.errors import RunRefused
+from experiment.errors import RunLive, RunRefused
 
 STATES = ("pending", "running", "interrupted", "diverged", "failed", "done")
 
@@ -138,14 +138,14 @@ class RunDirectory:
     def held(self) -> Iterator[None]:
         """Hold the run for this process; the system frees it when the process dies, however it dies.
 
-        Raises RunRefused, naming the holder, if another process has it.
+        Raises RunLive, naming the holder, if another process has it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._lock_file)
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise RunRefused(f"{self.path}: this run is live, held by {self.holder()}") from None
+            raise RunLive(f"{self.path}: this run is live, held by {self.holder()}") from None
         try:
             facts = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
             write_atomically(self._holder_file, json.dumps(facts) + "\n")

@@ -101,7 +101,8 @@ def _problems(c: Config) -> Iterator[str]:
     yield from _at_least("train.log_every_steps", c.train.log_every_steps, 1)
     yield from _at_least("train.checkpoint_every_tokens", c.train.checkpoint_every_tokens, 0, strictly=True)
     yield from _at_least("evaluation.every_tokens", c.evaluation.every_tokens, 0, strictly=True)
-    yield from _at_least("evaluation.parallel_segments", c.evaluation.parallel_segments, 1)
+    for name in ("parallel_segments", "holdout_docs"):
+        yield from _at_least(f"evaluation.{name}", getattr(c.evaluation, name), 1)
     yield from _at_least("evaluation.batch_tokens", c.evaluation.batch_tokens, c.model.context)
     for name in ("seed", "data_seed"):
         if not 0 <= getattr(c, name) < 2**32:

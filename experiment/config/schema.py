@@ -136,6 +136,8 @@ class Evaluation:
     """Distance of the evaluation points; the end of a run always is one."""
     parallel_segments: Optional[int] = None
     """Parallel segments scored inside the loop (the end scores all); null is all of them."""
+    holdout_docs: Optional[int] = None
+    """Holdout documents scored per language; null is all of them."""
     batch_tokens: int = 8192
     """Tokens scored at once; changes memory, not results."""
     snapshots: bool = False

@@ -1,0 +1,1 @@
+"""Corpora, shards, the order of samples, and the datamodule that reads them."""

@@ -1,0 +1,108 @@
+"""Artifacts: directories built once, named by a fingerprint of everything that went into them.
+
+An artifact is made beside its place and renamed into it, so what exists is whole. The same
+inputs find it again; other inputs make another one; nothing is overwritten.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from experiment.errors import RunRefused
+from experiment.run_directory import sync_directory, write_atomically
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    path: Path
+    fingerprint: str
+    """sha256 over kind, inputs and the parents' fingerprints (which are among the inputs)."""
+    facts: dict[str, Any]
+    """What the builder found out: counts, bytes, shares."""
+
+
+def fingerprint_of(kind: str, inputs: dict[str, Any]) -> str:
+    text = json.dumps({"kind": kind, "inputs": inputs}, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def artifact(
+    root: Path,
+    kind: str,
+    name: str,
+    inputs: dict[str, Any],
+    build: Callable[[Path], dict[str, Any]],
+    may_build: bool = True,
+) -> Artifact:
+    """The artifact for these inputs, built by `build(directory) -> facts` if it is missing.
+
+    Two processes that want the same one wait for each other. Raises RunRefused if it is missing and
+    may not be built, or if files of it are missing or of another size than its manifest says.
+    """
+    fingerprint = fingerprint_of(kind, inputs)
+    place = root / kind / f"{name}-{fingerprint[:12]}"
+    if (found := _open(place)) is not None:
+        return found
+    if not may_build:
+        raise RunRefused(f"{place}: this artifact is missing, and data.missing=error; build it with data.missing=build")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(place.parent / f".{place.name}.lock"):
+        if (found := _open(place)) is not None:
+            return found
+        beside = place.parent / f".{place.name}.building"
+        shutil.rmtree(beside, ignore_errors=True)  # left by a process that died; the lock says nobody is at it
+        beside.mkdir()
+        try:
+            facts = build(beside)
+            files = {str(p.relative_to(beside)): p for p in sorted(beside.rglob("*")) if p.is_file()}
+            manifest = {
+                "kind": kind,
+                "fingerprint": fingerprint,
+                "inputs": inputs,
+                "facts": facts,
+                "files": {rel: {"bytes": p.stat().st_size, "sha256": checksum(p)} for rel, p in files.items()},
+            }
+            for p in files.values():
+                _force_to_disk(p)
+            write_atomically(beside / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+            os.rename(beside, place)
+            sync_directory(place.parent)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+    found = _open(place)
+    assert found is not None
+    return found
+
+
+def _open(place: Path) -> Artifact | None:
+    if not place.exists():
+        return None
+    try:
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        for rel, said in manifest["files"].items():
+            size = (place / rel).stat().st_size
+            if size != said["bytes"]:
+                raise ValueError(f"{rel} has {size} bytes, not {said['bytes']}")
+        return Artifact(place, manifest["fingerprint"], manifest["facts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunRefused(f"{place}: this artifact is damaged ({error}); remove the directory to build it again") from error
+
+
+def _force_to_disk(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,157 @@
+"""Corpora: documents of one language, split into training text and holdout by hash, without duplicates."""
+
+import glob
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from experiment.config.schema import Data
+from experiment.data.artifacts import Artifact, artifact, checksum
+from experiment.errors import ExperimentError
+
+BATCH = 1024
+SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string())])
+READERS = {"jsonl": "json", "json": "json", "parquet": "parquet", "txt": "text", "text": "text"}
+COMPRESSIONS = ("gz", "xz", "zst", "bz2")
+
+
+def is_holdout(key: str, fraction: float) -> bool:
+    """Whether the document with this id (or text) is held out: a fixed function of the key alone."""
+    return int.from_bytes(hashlib.sha256(key.encode("utf-8")).digest()[:8], "big") < fraction * 2**64
+
+
+def corpus(data: Data, lang: str, root: Path) -> Artifact:
+    """`train.parquet` and `holdout.parquet` (columns id, text) of one language.
+
+    The hash that splits is over the id where ids are parallel across languages, so that no
+    translation of a holdout document is trained on. Raises ExperimentError for files that are
+    missing, of unknown type, without the column, or not UTF-8.
+    """
+    paths = source_files(data, lang)
+    inputs = {
+        "corpus": data.corpus,
+        "lang": lang,
+        "files": [checksum(path) for path in paths],
+        "text_column": data.text_column,
+        "holdout_by": data.holdout_by,
+        "holdout_fraction": data.holdout_fraction,
+    }
+    return artifact(
+        root, "corpora", f"{data.corpus}-{lang}", inputs, lambda out: _split(data, lang, paths, out), data.missing == "build"
+    )
+
+
+def source_files(data: Data, lang: str) -> list[Path]:
+    pattern = data.files.get(lang)
+    assert pattern, lang
+    paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True))]
+    if not paths:
+        raise ExperimentError(f"data.files.{lang}: no file matches {pattern}")
+    return paths
+
+
+def _split(data: Data, lang: str, paths: list[Path], out: Path) -> dict[str, Any]:
+    seen: set[bytes] = set()
+    counts = {"train": {"docs": 0, "bytes": 0}, "holdout": {"docs": 0, "bytes": 0}, "duplicates": 0, "empty": 0}
+    writers = {split: pq.ParquetWriter(out / f"{split}.parquet", SCHEMA, compression="zstd") for split in ("train", "holdout")}
+    pending: dict[str, list[dict[str, str]]] = {split: [] for split in writers}
+    for number, (doc_id, text) in enumerate(_documents(data, lang, paths)):
+        if not text:
+            counts["empty"] += 1
+            continue
+        digest = hashlib.sha256(text.encode("utf-8")).digest()
+        if digest in seen:
+            counts["duplicates"] += 1
+            continue
+        seen.add(digest)
+        if data.holdout_by == "id" and doc_id is None:
+            raise ExperimentError(f"data.files.{lang}: document {number} has no id, but data.holdout_by=id; use text")
+        key = doc_id if data.holdout_by == "id" else text
+        assert key is not None
+        split = "holdout" if is_holdout(key, data.holdout_fraction) else "train"
+        counts[split]["docs"] += 1
+        counts[split]["bytes"] += len(text.encode("utf-8"))
+        pending[split].append({"id": doc_id if doc_id is not None else digest.hex()[:16], "text": text})
+        if len(pending[split]) == BATCH:
+            writers[split].write_table(pa.Table.from_pylist(pending[split], SCHEMA))
+            pending[split].clear()
+    for split, writer in writers.items():
+        writer.write_table(pa.Table.from_pylist(pending[split], SCHEMA))
+        writer.close()
+    for split in writers:
+        if not counts[split]["docs"]:
+            raise ExperimentError(
+                f"data.files.{lang}: no document for the {split} split; data.holdout_fraction={data.holdout_fraction:g} "
+                f"of {counts['train']['docs'] + counts['holdout']['docs']} documents"
+            )
+    return counts
+
+
+def _documents(data: Data, lang: str, paths: list[Path]) -> Iterator[tuple[str | None, str]]:
+    import datasets  # a second of imports that only a missing corpus pays
+
+    for path in paths:
+        suffixes = [suffix.lstrip(".").lower() for suffix in path.suffixes]
+        if suffixes and suffixes[-1] in COMPRESSIONS:
+            suffixes.pop()
+        reader = READERS.get(suffixes[-1] if suffixes else "")
+        if reader is None:
+            raise ExperimentError(f"data.files.{lang}: {path.name} is not jsonl, parquet or txt (or one of these compressed)")
+        options = {"sample_by": "document"} if reader == "text" else {}
+        column = "text" if reader == "text" else data.text_column
+        try:
+            rows = datasets.load_dataset(reader, data_files=str(path), split="train", streaming=True, **options)
+            for row in rows:
+                if column not in row:
+                    raise ExperimentError(
+                        f"data.text_column: {path.name} has no column {column!r}; it has {', '.join(sorted(row))}"
+                    )
+                text, doc_id = row[column], row.get("id")
+                yield (None if doc_id is None else str(doc_id)), (text or "")
+        except (OSError, ValueError, UnicodeError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+            message = " ".join(str(error.__cause__ or error).split())
+            raise ExperimentError(f"data.files.{lang}: {path} cannot be read: {message}") from error
+
+
+def read_split(found: Artifact, split: str) -> Iterator[tuple[str, str]]:
+    """(id, text) of every document of `train` or `holdout`, in corpus order, in constant memory."""
+    for batch in pq.ParquetFile(found.path / f"{split}.parquet").iter_batches(batch_size=BATCH):
+        yield from zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True)
+
+
+def parallel_segments(data: Data, langs: list[str]) -> list[dict[str, str]]:
+    """The aligned segments with an `id` and each of the languages; empty where the data has none."""
+    if data.parallel is None:
+        return []
+    rows = list(_rows(data.parallel, "data.parallel", ("id", *langs)))
+    if not rows:
+        raise ExperimentError(f"data.parallel: {data.parallel} is empty")
+    return rows
+
+
+def world_texts(data: Data) -> dict[str, str]:
+    """Language tag -> text of the world corpus."""
+    assert data.world is not None
+    texts: dict[str, str] = {}
+    for row in _rows(data.world, "data.world", ("lang", "text")):
+        texts[row["lang"]] = texts.get(row["lang"], "") + row["text"]
+    return texts
+
+
+def _rows(path: str, setting: str, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    import datasets
+
+    if not Path(path).is_file():
+        raise ExperimentError(f"{setting}: there is no file {path}")
+    try:
+        for number, row in enumerate(datasets.load_dataset("json", data_files=path, split="train", streaming=True)):
+            for column in columns:
+                if not isinstance(row.get(column), str) or not row[column]:
+                    raise ExperimentError(f"{setting}: row {number} of {Path(path).name} has no text in column {column!r}")
+            yield row
+    except (OSError, ValueError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+        raise ExperimentError(f"{setting}: {path} cannot be read: {' '.join(str(error.__cause__ or error).split())}") from error

@@ -1,0 +1,94 @@
+"""Bits per byte: the loss of a text, comparable across tokenizers.
+
+BPB = sum of next-token NLL in nats / (ln 2 * UTF-8 bytes of the text), a ratio of sums. The leading
+<bos> is context only, <eos> is a target. Byte counts are those of the original text, never of
+decoded tokens.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from experiment.model.loss import token_nll
+
+PADDED_TO = 32
+PAD_TARGET = 0  # its loss is masked
+
+
+@dataclass(frozen=True)
+class Document:
+    ids: Sequence[int]
+    """`<bos> text <eos>`."""
+    bytes: int
+    """UTF-8 bytes of the original text."""
+
+
+@dataclass(frozen=True)
+class Score:
+    nll_nats: float
+    bytes: int
+    docs: int
+
+    @property
+    def bpb(self) -> float:
+        return self.nll_nats / (math.log(2) * self.bytes)
+
+
+def score_of(nll: np.ndarray, documents: Sequence[Document]) -> Score:
+    """Sum of per-document NLL (float64 [documents], in nats) as one score."""
+    return Score(math.fsum(nll), sum(doc.bytes for doc in documents), len(documents))
+
+
+@torch.no_grad()
+def document_nll(
+    model: nn.Module,
+    documents: Sequence[Document],
+    context: int,
+    batch_tokens: int,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+    sum_over_ranks: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> np.ndarray:
+    """NLL of each document in nats, float64 [documents], the same on every rank.
+
+    A document longer than the context is cut like training text: pieces of `context` targets, each
+    with the token before it as context, so that every token but <bos> is a target once. Pieces of
+    similar length are scored together; batches are dealt to the ranks, and which batch a piece is in
+    does not depend on how many ranks there are.
+    """
+    pieces = [
+        (len(doc.ids[start : start + context + 1]), number, start)
+        for number, doc in enumerate(documents)
+        for start in range(0, len(doc.ids) - 1, context)
+    ]
+    pieces.sort(key=lambda piece: (-piece[0], piece[1:]))
+    totals = torch.zeros(len(documents), dtype=torch.float64)
+    for number, batch in enumerate(_batches(pieces, batch_tokens)):
+        if number % world_size != rank:
+            continue
+        width = -(-(batch[0][0] - 1) // PADDED_TO) * PADDED_TO
+        ids = torch.full((len(batch), min(width, context) + 1), PAD_TARGET, dtype=torch.int64)
+        for row, (length, doc, start) in enumerate(batch):
+            ids[row, :length] = torch.as_tensor(documents[doc].ids[start : start + length])
+        lengths = torch.tensor([length - 1 for length, _, _ in batch])
+        ids = ids.to(device, non_blocking=True)
+        logits = model(ids[:, :-1])
+        nll = token_nll(logits.flatten(0, 1), ids[:, 1:].flatten()).view(len(batch), -1).double().cpu()
+        real = torch.arange(nll.shape[1]) < lengths[:, None]
+        totals.index_add_(0, torch.tensor([doc for _, doc, _ in batch]), (nll * real).sum(1))
+    return sum_over_ranks(totals).numpy()
+
+
+def _batches(pieces: list[tuple[int, int, int]], batch_tokens: int) -> list[list[tuple[int, int, int]]]:
+    batches: list[list[tuple[int, int, int]]] = []
+    for piece in pieces:  # longest first: the first piece of a batch is its width
+        if batches and (len(batches[-1]) + 1) * batches[-1][0][0] <= batch_tokens:
+            batches[-1].append(piece)
+        else:
+            batches.append([piece])
+    return batches

@@ -1,0 +1,1 @@
+"""The language model: a Llama-style decoder, and its loss."""

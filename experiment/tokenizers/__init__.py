@@ -1,0 +1,1 @@
+"""Tokenizers: what text each condition learns from, and how each flavor learns."""

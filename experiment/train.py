@@ -1,0 +1,205 @@
+"""One run, from its settings to its scores: `python -m experiment.train`.
+
+    compose and check -> prepare data -> resume what is there, or refuse it -> trunk, where it is missing -> fit
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from experiment.config.compose import Composed, checked
+from experiment.config.front_door import front_door
+from experiment.errors import Diverged, ExperimentError, Interrupted, RunLive, RunRefused
+from experiment.matrix.identity import Run, resolve
+from experiment.matrix.record import Identity, identity_of, is_done, refuse_other, refuse_other_trunk
+from experiment.run_directory import RunDirectory, read_lines, write_atomically
+
+POLL_SECONDS = 2.0
+
+
+@front_door("train")
+def main(cfg: DictConfig) -> int:
+    return train(checked(cfg, HydraConfig.get()))
+
+
+def train(composed: Composed) -> int:
+    """Train the run that a config stands for, with what it depends on. Returns the exit code.
+
+    Of several processes the first decides; the others take part in each fit that it announces.
+    """
+    run = resolve(composed)
+    # torch takes seconds to import: only now, when the settings are known to be good
+    from experiment.data.prepare import prepare
+    from experiment.training.devices import check_batch_divides, find_processes
+    from experiment.training.fit import fit
+    from experiment.training.stages import Stage, StageBoard
+
+    processes = find_processes(run.config)
+    check_batch_divides(run.config, processes.world_size)
+    with StageBoard(processes) as board:
+        if processes.is_leader:
+            prepared = prepare(run.config)
+
+            def fit_together(target: Run, identity: Identity, checkpoint: Path | None, stop_step: int) -> None:
+                which = "run" if target is run else "trunk"
+                board.post(Stage(which, identity, str(checkpoint) if checkpoint else None, stop_step))
+                fit(target, identity, prepared, processes, checkpoint, stop_step)
+
+            Leader(prepared.fingerprints, composed.overrides, fit_together).finish(run)
+            return 0
+        for stage in board.stages():
+            prepared = prepare(run.config)  # all there: the leader has built it
+            target = run if stage.run == "run" else run.trunk
+            assert target is not None
+            try:
+                fit(target, stage.identity, prepared, processes, stage.checkpoint and Path(stage.checkpoint), stage.stop_step)
+            except ExperimentError as error:
+                return error.exit_code  # the leader has met the same one and says so
+    return 0
+
+
+class Leader:
+    """Decides, from what lies on disk, what is left to train."""
+
+    def __init__(
+        self,
+        fingerprints: dict[str, Any],
+        overrides: tuple[str, ...],
+        fit: Callable[[Run, Identity, Path | None, int], None],
+    ):
+        self.fingerprints, self.overrides, self.fit = fingerprints, overrides, fit
+
+    def finish(self, run: Run) -> None:
+        """Train a run to its end, or say that it is finished."""
+        directory = RunDirectory(run.directory)
+        identity = self._identity(run)
+        record = directory.read()
+        if record is not None and is_done(directory.path, record, run, identity):
+            print(f"{run.name} is finished already.")
+        else:
+            with directory.held():
+                self._carry(run, identity, directory, run.schedule.end_step)
+        print(summary(directory))
+
+    def _identity(self, run: Run) -> Identity:
+        trunk = identity_of(run.trunk, self.fingerprints) if run.trunk else None
+        if run.config.branch.trunk:
+            trunk = RunDirectory(run.scale_directory / run.config.branch.trunk).read()
+            if trunk is None:
+                raise RunRefused(f"branch.trunk: there is no run {run.config.branch.trunk} in {run.scale_directory}")
+        return identity_of(run, self.fingerprints, trunk)
+
+    def _carry(self, run: Run, identity: Identity, directory: RunDirectory, stop_step: int) -> None:
+        """Train a held run to `stop_step` from wherever it stands, and record how that went."""
+        record = directory.read()
+        if record is not None:
+            if is_done(directory.path, record, run, identity):
+                return  # another process finished it while this one waited
+            if record["state"] == "diverged":
+                raise RunRefused(
+                    f"{directory.path}: this run has diverged ({record['error']}); its last healthy checkpoint is "
+                    f"{directory.last}. Try a variant, say schedule.peak_lr={run.config.schedule.peak_lr / 3:g}, "
+                    f"or remove the directory to start again"
+                )
+        checkpoint = self._start(run, identity, directory)
+        self._write_down(run, identity, directory)
+        try:
+            self.fit(run, identity, checkpoint, stop_step)
+        except Diverged as error:
+            directory.set_state("diverged", error=str(error))
+            kept = directory.last if directory.last.exists() else "none yet"
+            raise Diverged(f"{run.name} diverged: {error}. Last healthy checkpoint: {kept}") from error
+        except (Interrupted, KeyboardInterrupt):
+            directory.set_state("interrupted")
+            raise
+        except BaseException as error:
+            directory.set_state("failed", error=f"{type(error).__name__}: {error}")
+            raise
+        directory.set_state("done" if stop_step == run.schedule.end_step else "interrupted")
+
+    def _start(self, run: Run, identity: Identity, directory: RunDirectory) -> Path | None:
+        """The checkpoint to go on from: the run's own, its trunk's, or none."""
+        for own in (directory.last, directory.final):
+            if own.exists():
+                refuse_other(own, _identity_in(own), identity)
+                return own
+        if run.branch_from is None:
+            return None
+        if not run.branch_from.exists():
+            self._train_trunk(run)
+        refuse_other_trunk(run.branch_from, _identity_in(run.branch_from), identity)
+        return run.branch_from
+
+    def _train_trunk(self, branch: Run) -> None:
+        """Make the checkpoint a branch leaves from: train its trunk to that mark, or wait for who does."""
+        trunk, wanted = branch.trunk, branch.branch_from
+        assert wanted is not None
+        if trunk is None or branch.config.branch.missing == "error":
+            raise RunRefused(f"{wanted}: missing, and branch.missing=error; train the trunk first: schedule=trunk")
+        directory = RunDirectory(trunk.directory)
+        stop_step = branch.schedule.start_step
+        told = False
+        while not wanted.exists():
+            try:
+                with directory.held():
+                    self._refuse_passed(directory, wanted, stop_step)
+                    print(f"{branch.name} starts from {trunk.name} at {wanted.stem}, which is trained first.")
+                    self._carry(trunk, self._identity(trunk), directory, stop_step)
+            except RunLive:
+                if not told:
+                    print(f"waiting for {wanted.stem} of {trunk.name}: {directory.holder()}", flush=True)
+                    told = True
+                time.sleep(POLL_SECONDS)
+
+    def _refuse_passed(self, directory: RunDirectory, wanted: Path, stop_step: int) -> None:
+        own = next((path for path in (directory.last, directory.final) if path.exists()), None)
+        if own is not None and (step := _identity_in(own)["step"]) >= stop_step:
+            raise RunRefused(
+                f"{wanted}: missing, and the trunk is past it (update {step} of {stop_step}); "
+                "name marks in train.stable_marks before a trunk reaches them, or remove its directory"
+            )
+
+    def _write_down(self, run: Run, identity: Identity, directory: RunDirectory) -> None:
+        from experiment.training.fit import versions
+
+        facts = {"state": "running", "end_step": run.schedule.end_step, "versions": versions()}
+        directory.write(identity | run.record() | facts | {"overrides": list(self.overrides)})
+        hydra = directory.path / ".hydra"
+        write_atomically(hydra / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(run.config)))
+        write_atomically(hydra / "overrides.yaml", OmegaConf.to_yaml(list(self.overrides)))
+
+
+def _identity_in(checkpoint: Path) -> dict[str, Any]:
+    from experiment.training.checkpoints import load
+
+    return load(checkpoint, mmap=True)["run"]
+
+
+def summary(directory: RunDirectory) -> str:
+    """A finished run in a few lines: tokens, BPB per language and source, where things are."""
+    lines = read_lines(directory.evaluations)
+    last = [line for line in lines if line["step"] == lines[-1]["step"]]
+    metrics = read_lines(directory.metrics)[-1]
+    sources = list(dict.fromkeys(line["source"] for line in last))
+    bpb = {(line["lang"], line["source"]): f"{line['bpb']:.4f}" for line in last}
+    epochs = ", ".join(f"{lang} {n:.2f}" for lang, n in metrics["epochs"].items())
+    rows = [
+        f"\n{last[0]['run']}: {last[0]['tokens']:,} tokens in {last[0]['step']:,} updates; epochs: {epochs}",
+        "  BPB  " + "".join(f"{source:>10}" for source in sources),
+        *(
+            f"  {lang:5}" + "".join(f"{bpb.get((lang, source), ''):>10}" for source in sources)
+            for lang in dict.fromkeys(line["lang"] for line in last)
+        ),
+        f"  run          {directory.path}",
+        f"  checkpoint   {directory.final}",
+        f"  records      {directory.evaluations.name}, {directory.metrics.name}, run.json",
+    ]
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()

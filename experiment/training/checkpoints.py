@@ -1,0 +1,108 @@
+"""Checkpoints: written atomically, verified, rolling or permanent."""
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.plugins import CheckpointIO
+
+from experiment.errors import ExperimentError, RunRefused
+from experiment.run_directory import RunDirectory, sync_directory
+from experiment.schedule import Schedule
+from experiment.training.module import PretrainingModule
+
+
+def verify(path: Path) -> None:
+    """Read the whole file against the CRC of each of its records. Raises RunRefused if it is damaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        raise RunRefused(f"{path}: this checkpoint is damaged ({error})") from error
+    if broken is not None:
+        raise RunRefused(f"{path}: this checkpoint is damaged (checksum of {broken})")
+
+
+def load(path: Path, mmap: bool = False) -> dict[str, Any]:
+    """The checkpoint as plain tensors and numbers, on the CPU; no code in it is run."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except FileNotFoundError:
+        raise RunRefused(f"{path}: there is no such checkpoint") from None
+    except Exception as error:  # torch.load raises many kinds for what is not a checkpoint
+        raise RunRefused(f"{path}: cannot be read as a checkpoint ({' '.join(str(error).split())[:200]})") from error
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Write beside the place, force to disk, verify, rename: a kill leaves the old file or the new one."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.tmp")
+        try:
+            with open(beside, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            verify(beside)
+            os.replace(beside, path)
+        except OSError as error:
+            raise ExperimentError(f"{path}: the checkpoint could not be written ({error.strerror or error})") from error
+        finally:
+            beside.unlink(missing_ok=True)
+        sync_directory(path.parent)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
+        verify(Path(path))
+        return load(Path(path))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+def same_file(source: Path, target: Path) -> None:
+    """Give `source` the second name `target`, replacing what was there: no copy where links work."""
+    beside = target.with_name(f".{target.name}.tmp")
+    beside.unlink(missing_ok=True)
+    try:
+        os.link(source, beside)
+    except OSError:
+        shutil.copyfile(source, beside)
+        with open(beside, "rb") as file:
+            os.fsync(file.fileno())
+    os.replace(beside, target)
+    sync_directory(target.parent)
+
+
+class RollingCheckpoint(Callback):
+    """`last.ckpt` every so many tokens and where the run stops; `final.ckpt` at its end.
+
+    It comes after evaluation, so that a checkpoint never is ahead of the run's records.
+    """
+
+    def __init__(self, directory: RunDirectory, schedule: Schedule, every_tokens: float, stop_step: int):
+        self.directory, self.schedule = directory, schedule
+        self.every_tokens, self.stop_step = every_tokens, stop_step
+
+    def on_train_batch_end(self, trainer: Trainer, module: PretrainingModule, *_: Any) -> None:
+        step = trainer.global_step
+        if step == self.stop_step or self.schedule.is_due(step, self.every_tokens):
+            self.save(trainer, module)
+
+    def save(self, trainer: Trainer, module: PretrainingModule) -> None:
+        step = trainer.global_step
+        with module.aside():
+            at_end = step == self.schedule.end_step
+            target = self.directory.final if at_end else self.directory.last
+            if (mark := module.mark_saved_at.get(step)) is None:
+                trainer.save_checkpoint(target)
+            elif trainer.is_global_zero:
+                same_file(mark, target)
+            if at_end and trainer.is_global_zero:
+                self.directory.last.unlink(missing_ok=True)
+            trainer.strategy.barrier("rolling checkpoint")

@@ -1,0 +1,107 @@
+"""One stage of training: from a checkpoint (or nothing) to a step, with everything written down."""
+
+import logging
+import platform
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.utilities.warnings import PossibleUserWarning
+
+from experiment.data.datamodule import MixtureDataModule
+from experiment.data.prepare import Prepared
+from experiment.evaluation.sources import evaluation_sources
+from experiment.matrix.identity import Run
+from experiment.run_directory import RunDirectory, keep_lines_up_to
+from experiment.schedule import steps_of_marks
+from experiment.tokenizers.tokenizer import load_tokenizer
+from experiment.training.checkpoints import AtomicCheckpointIO, RollingCheckpoint, load
+from experiment.training.devices import Processes, keep_freed_memory
+from experiment.training.interruption import Interruption
+from experiment.training.loggers import make_logger
+from experiment.training.module import PretrainingModule
+from experiment.training.progress import Progress
+from experiment.training.records import EvaluationPoints, Metrics
+from experiment.training.wsd import WSD
+
+
+def versions() -> dict[str, str]:
+    packages = ("cross-script-penalty", "torch", "lightning", "tokenizers", "datasets", "numpy", "hydra-core")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
+def fit(
+    run: Run,
+    identity: dict[str, Any],
+    prepared: Prepared,
+    processes: Processes,
+    checkpoint: Path | None,
+    stop_step: int,
+) -> None:
+    """Train `run` up to update `stop_step`, on every process of the run.
+
+    Raises Diverged, Interrupted, or what the parts raise. Records after the checkpoint are dropped
+    first, for they are about to be written again.
+    """
+    config, schedule = run.config, run.schedule
+    directory = RunDirectory(run.directory)
+    if processes.accelerator == "cpu":
+        keep_freed_memory()
+    _hush()
+    data = MixtureDataModule(config, prepared.shards, processes.rank, processes.world_size)
+    sources = evaluation_sources(config, prepared.corpora, load_tokenizer(prepared.tokenizer))
+    module = PretrainingModule(config, identity)
+    start_step = 0 if checkpoint is None else int(load(checkpoint, mmap=True)["run"]["step"])
+    if processes.is_leader:
+        for lines in (directory.metrics, directory.evaluations):
+            keep_lines_up_to(lines, start_step)
+    rolling = RollingCheckpoint(directory, schedule, config.train.checkpoint_every_tokens, stop_step)
+    marks = steps_of_marks(config.train.stable_marks, config.batch.tokens, config.scale.token_scale)
+    trainer = Trainer(
+        accelerator=processes.accelerator,
+        devices=processes.devices,
+        num_nodes=processes.num_nodes,
+        strategy=_strategy(processes),
+        plugins=[AtomicCheckpointIO(), processes.environment],
+        # order matters: records before checkpoints, interruption last
+        callbacks=[
+            Progress(run, directory, stop_step),
+            Metrics(run, directory, data),
+            EvaluationPoints(run, directory, data, sources),
+            WSD(directory, schedule, marks),
+            rolling,
+            Interruption(rolling, config.train.log_every_steps),
+        ],
+        logger=make_logger(run, directory.path),
+        max_steps=stop_step,
+        max_epochs=-1,
+        deterministic=config.trainer.deterministic,
+        default_root_dir=directory.path,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+    )
+    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+
+
+def _strategy(processes: Processes) -> Strategy | str:
+    if processes.world_size == 1:
+        device = torch.device("cuda", 0) if processes.accelerator == "gpu" else torch.device("cpu")
+        return SingleDeviceStrategy(device)
+    backend = "nccl" if processes.accelerator == "gpu" else "gloo"
+    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True)
+
+
+def _hush() -> None:
+    """Lightning's advice concerns loaders and loops that this project replaces."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=PossibleUserWarning)
+    warnings.filterwarnings("ignore", message=".*resuming from a checkpoint that ended before the epoch.*")

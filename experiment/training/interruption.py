@@ -1,0 +1,56 @@
+"""Signals: finish the update, save, hand over."""
+
+import signal
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from experiment.errors import Interrupted
+from experiment.training.checkpoints import RollingCheckpoint
+from experiment.training.module import PretrainingModule
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Interruption(Callback):
+    """Turns a signal into a saved run and `Interrupted`. The same signal again kills at once.
+
+    Our handlers replace Lightning's, which would raise in the middle of things. With several ranks
+    the signal may reach one of them only, so they agree at every logged update.
+    """
+
+    def __init__(self, checkpoint: RollingCheckpoint, log_every_steps: int):
+        self.checkpoint, self.every = checkpoint, log_every_steps
+        self.received: int | None = None
+        self.previous: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, module: PretrainingModule) -> None:
+        for number in SIGNALS:
+            self.previous[number] = signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(number, signal.SIG_DFL)
+
+    def on_train_batch_end(self, trainer: Trainer, module: PretrainingModule, *_: Any) -> None:
+        if trainer.global_step == self.checkpoint.stop_step or not self._agreed(trainer):
+            return
+        self.checkpoint.save(trainer, module)
+        raise Interrupted(
+            f"stopped by a signal after update {trainer.global_step}; saved. The same command continues the run"
+        )
+
+    def _agreed(self, trainer: Trainer) -> bool:
+        if trainer.world_size == 1:
+            return self.received is not None
+        if trainer.global_step % self.every:
+            return False
+        flag = torch.tensor(float(self.received is not None), device=trainer.strategy.root_device)
+        return bool(trainer.strategy.reduce(flag, reduce_op="sum").item())
+
+    def teardown(self, trainer: Trainer, module: PretrainingModule, stage: str) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+        self.previous.clear()

@@ -1,0 +1,110 @@
+"""The LightningModule: one Lightning batch is one update of the global batch."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from experiment.config.schema import Config
+from experiment.errors import Diverged
+from experiment.model.decoder import Decoder
+from experiment.model.loss import training_loss
+
+
+class PretrainingModule(LightningModule):
+    """Manual optimisation: micro-batches are a loop inside the step, so that Lightning's count of
+    batches, its `global_step` and our updates are one number on any number of devices."""
+
+    def __init__(self, config: Config, identity: dict[str, Any]):
+        """`identity` says in plain values whose weights these are; it travels in every checkpoint."""
+        super().__init__()
+        self.automatic_optimization = False
+        self.config = config
+        self.identity = identity
+        self.decoder = Decoder(config.model, config.tok.vocab_size)
+        self.decoder.initialise(config.seed)
+        if config.trainer.compile:
+            for block in self.decoder.blocks:
+                block.compile()
+        self.loss = torch.tensor(float("nan"))
+        """Mean NLL of the last update's batch on this rank, in nats per token."""
+        self.grad_norm = torch.tensor(float("nan"))
+        """Global gradient norm of the last update, before clipping; the same on every rank."""
+        self.seconds_aside = 0.0
+        """Time this process has spent on evaluation and saving instead of training."""
+        self.mark: float | None = None
+        """The nominal mark of the permanent checkpoint that is being written."""
+        self.mark_saved_at: dict[int, Path] = {}
+        """Step -> permanent checkpoint written at it by this process."""
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What happens in here does not count as training time."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds_aside += time.perf_counter() - start
+
+    def autocast(self) -> torch.autocast:
+        """Compute precision; weights, gradients and the optimizer stay fp32."""
+        return torch.autocast(
+            self.device.type, dtype=torch.bfloat16, enabled=self.config.trainer.precision == "bf16"
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with self.autocast():
+            return self.decoder(ids)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        """`batch`: int64 [windows of this rank, context + 1]. Raises Diverged before an update with a
+        gradient that is not finite; a loss that is not finite has no finite gradient."""
+        micro_batches = batch.split(self.config.trainer.micro_batch or len(batch))
+        loss = torch.zeros((), device=self.device)
+        for number, windows in enumerate(micro_batches, start=1):
+            with nullcontext() if number == len(micro_batches) else self._without_sync():
+                logits = self(windows[:, :-1])
+                objective, nll = training_loss(
+                    logits.flatten(0, 1), windows[:, 1:].flatten(), self.config.model.z_loss
+                )
+                self.manual_backward(objective / len(micro_batches))
+                loss += nll / len(micro_batches)
+        self.loss = loss
+        self.grad_norm = nn.utils.clip_grad_norm_(self.parameters(), self.config.optim.clip_norm)
+        if not torch.isfinite(self.grad_norm):
+            raise Diverged(
+                f"update {self.trainer.global_step + 1}: the gradient norm is {self.grad_norm.item()} and the loss "
+                f"{loss.item():g}; the update was not applied"
+            )
+        optimizer = self.optimizers()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def _without_sync(self) -> Any:
+        model = self.trainer.model
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW; no weight decay on norms and on the embedding. The WSD callback sets the rate."""
+        o = self.config.optim
+        plain = {id(self.decoder.embedding.weight)}
+        decayed = [p for p in self.parameters() if p.ndim >= 2 and id(p) not in plain]
+        kept = [p for p in self.parameters() if p.ndim < 2 or id(p) in plain]
+        groups = [{"params": decayed, "weight_decay": o.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=0.0, betas=(o.beta1, o.beta2), eps=o.eps, fused=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        tokens = self.trainer.global_step * self.config.batch.tokens
+        checkpoint["run"] = self.identity | {"step": self.trainer.global_step, "tokens": tokens, "mark": self.mark}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        branches_here = checkpoint["run"]["name"] != self.identity["name"]
+        if branches_here and not self.config.branch.load_optim:
+            for state in checkpoint["optimizer_states"]:
+                state["state"] = {}

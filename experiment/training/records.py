@@ -1,0 +1,118 @@
+"""Callbacks that write what a run measured: metrics.jsonl, evaluations.jsonl, snapshots."""
+
+import os
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from safetensors.torch import save_file
+
+from experiment.data.datamodule import MixtureDataModule
+from experiment.evaluation.bpb import document_nll, score_of
+from experiment.evaluation.sources import Sources
+from experiment.matrix.identity import Run
+from experiment.run_directory import RunDirectory, append_lines, sync_directory
+from experiment.training.module import PretrainingModule
+
+
+def position(run: Run, step: int) -> dict[str, Any]:
+    """Where update number `step` ends: what every record starts with."""
+    return {
+        "tokens": step * run.config.batch.tokens,
+        "step": step,
+        "lr": run.schedule.lr_of_step(step),
+        "phase": run.schedule.phase_of_step(step),
+    }
+
+
+class Metrics(Callback):
+    """Loss and gradient norm of every `log_every_steps`-th update, in metrics.jsonl and to the logger.
+
+    Lines hold nothing that depends on the clock, so that an interrupted run writes the same file.
+    """
+
+    def __init__(self, run: Run, directory: RunDirectory, data: MixtureDataModule):
+        self.run, self.directory, self.data = run, directory, data
+
+    def on_train_batch_end(self, trainer: Trainer, module: PretrainingModule, *_: Any) -> None:
+        step = trainer.global_step
+        if step % self.run.config.train.log_every_steps and step != self.run.schedule.end_step:
+            return
+        loss = trainer.strategy.reduce(module.loss.clone(), reduce_op="mean")
+        if not trainer.is_global_zero:
+            return
+        measured = {"loss": loss.item(), "grad_norm": module.grad_norm.item()}
+        here = position(self.run, step)
+        append_lines(self.directory.metrics, [here | measured | {"epochs": self.data.epochs(step)}])
+        for logger in trainer.loggers:
+            numbers = {key: value for key, value in (here | measured).items() if key not in ("step", "phase")}
+            logger.log_metrics(numbers, step)
+
+
+class EvaluationPoints(Callback):
+    """BPB on holdout and parallel text every so many tokens and at the end, scored by all ranks.
+
+    `parallel` is a fixed subset inside the loop where the scale says so, and all of it when a run
+    with a decay ends; `docs` tells which.
+    """
+
+    def __init__(self, run: Run, directory: RunDirectory, data: MixtureDataModule, sources: Sources):
+        self.run, self.directory, self.data, self.sources = run, directory, data, sources
+
+    def on_train_batch_end(self, trainer: Trainer, module: PretrainingModule, *_: Any) -> None:
+        step, schedule = trainer.global_step, self.run.schedule
+        if step == schedule.end_step or schedule.is_due(step, self.run.config.evaluation.every_tokens):
+            with module.aside():
+                self.evaluate(trainer, module)
+
+    def evaluate(self, trainer: Trainer, module: PretrainingModule) -> None:
+        step, config = trainer.global_step, self.run.config
+        whole = step == self.run.schedule.end_step and self.run.kind != "trunk"
+        lang_tokens = self.data.lang_tokens(step)
+        lines = []
+        module.eval()
+        for source, by_lang in self.sources.items():
+            for lang, documents in by_lang.items():
+                if source == "parallel" and not whole:
+                    documents = documents[: config.evaluation.parallel_segments]
+                nll = document_nll(
+                    module,
+                    documents,
+                    config.model.context,
+                    config.evaluation.batch_tokens,
+                    module.device,
+                    trainer.global_rank,
+                    trainer.world_size,
+                    lambda totals: _sum_over_ranks(trainer, totals),
+                )
+                score = score_of(nll, documents)
+                lines.append(
+                    {"run": self.run.name, "mixture": self.run.mixture, "tok": self.run.tok_name, "seed": config.seed}
+                    | position(self.run, step)
+                    | {"lang_tokens": lang_tokens[lang], "source": source, "lang": lang}
+                    | {"nll_nats": score.nll_nats, "bytes": score.bytes, "docs": score.docs, "bpb": score.bpb}
+                )
+        module.train()
+        if trainer.is_global_zero:
+            if config.evaluation.snapshots:
+                self._keep_weights(module, step)
+            append_lines(self.directory.evaluations, lines)
+            for logger in trainer.loggers:
+                logger.log_metrics({f"bpb/{line['source']}/{line['lang']}": line["bpb"] for line in lines}, step)
+
+    def _keep_weights(self, module: PretrainingModule, step: int) -> None:
+        self.directory.snapshots.mkdir(exist_ok=True)
+        path = self.directory.snapshots / f"step_{step:07d}.safetensors"
+        beside = path.with_name(f".{path.name}.tmp")
+        weights = {name: tensor.contiguous() for name, tensor in module.decoder.state_dict().items()}
+        save_file(weights, beside, metadata={"run": self.run.name, "step": str(step)})
+        with open(beside, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_directory(path.parent)
+
+
+def _sum_over_ranks(trainer: Trainer, totals: torch.Tensor) -> torch.Tensor:
+    if trainer.world_size == 1:
+        return totals
+    return trainer.strategy.reduce(totals.to(trainer.strategy.root_device), reduce_op="sum").cpu()
