@@ -7,6 +7,8 @@ import re
 from typing import Any
 
 MAX_VARIANT_LENGTH = 80
+SPOKEN = {"batch.tokens": "batch", "tok.langs": "tok-langs"}
+"""Settings whose last name alone would not say what they are."""
 
 
 def tok_name(flavor: str, condition: str) -> str:
@@ -36,12 +38,10 @@ def variant_suffix(differences: dict[str, Any]) -> str:
     `differences` maps dotted keys to values; their order does not matter. What is too long, or
     does not survive as a file name, ends in a hash of the differences.
     """
-    leaves = [key.rpartition(".")[2] for key in differences]
     parts = []
     lossless = True
     for key in sorted(differences):
-        leaf = key.rpartition(".")[2]
-        name = leaf if leaves.count(leaf) == 1 else key
+        name = SPOKEN.get(key, key.rpartition(".")[2])
         text = _text(differences[key])
         safe = re.sub(r"[^A-Za-z0-9._-]+", "", text)
         lossless &= safe == text and safe == safe.lower()

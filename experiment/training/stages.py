@@ -7,17 +7,20 @@ before any process group exists, so building artifacts or waiting for a trunk ru
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import TCPStore
 
+from experiment.errors import ExperimentError
 from experiment.training.devices import Processes
 
 ADDRESS = "EXPERIMENT_STAGE_STORE"
-PATIENCE = timedelta(days=30)  # a follower waits as long as its leader lives
-GOODBYE = timedelta(seconds=60)
+MEETING = timedelta(minutes=10)  # for the processes of one run to find each other
+GOODBYE = timedelta(seconds=30)  # for them to part after an error
+PATIENCE = timedelta(days=30)  # then a follower waits as long as its leader lives
 
 
 @dataclass(frozen=True)
@@ -46,23 +49,27 @@ class StageBoard:
             host, port = p.environment.main_address, p.environment.main_port + 1
         else:  # Lightning will start the others, and they inherit the environment
             host, port = "127.0.0.1", int(os.environ.get(ADDRESS, 0))
-        store = TCPStore(host, port, is_master=p.is_leader, timeout=PATIENCE, wait_for_workers=False)
+        try:
+            store = TCPStore(host, port, is_master=p.is_leader, timeout=MEETING, wait_for_workers=False)
+        except RuntimeError as error:
+            what = "cannot be opened" if p.is_leader else "did not answer"
+            raise ExperimentError(f"rank {p.rank}: the first process's store at {host}:{port} {what} ({error})") from error
+        store.set_timeout(PATIENCE)
         os.environ.setdefault(ADDRESS, str(store.port))
         return store
 
     def __enter__(self) -> "StageBoard":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._store is None or not self._processes.is_leader:
             return
         self._store.set(f"stage/{self._number}", "")
-        if self._number:  # a fit has begun, so the others are there; the store must outlive their last look
+        if self._number or self._processes.environment.creates_processes_externally:
+            # the others exist, and the store must outlive their last look at it
             others = [f"left/{rank}" for rank in range(1, self._processes.world_size)]
-            try:
-                self._store.wait(others, GOODBYE)
-            except RuntimeError:
-                pass  # they died in their fit, and the leader is on its way out with an error
+            with suppress(RuntimeError):  # they died in a fit, and the leader is on its way out with an error
+                self._store.wait(others, MEETING if error is None else GOODBYE)
 
     def post(self, stage: Stage) -> None:
         """The leader announces the fit that it is about to call."""
@@ -77,5 +84,8 @@ class StageBoard:
             while text := self._store.get(f"stage/{self._number}").decode():
                 self._number += 1
                 yield Stage(**json.loads(text))
+        except RuntimeError as error:
+            raise ExperimentError(f"rank {self._processes.rank}: the first process of the run has gone") from error
         finally:
-            self._store.set(f"left/{self._processes.rank}", "1")
+            with suppress(RuntimeError):
+                self._store.set(f"left/{self._processes.rank}", "1")
