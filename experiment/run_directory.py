@@ -13,8 +13,8 @@ import json
 import os
 import socket
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 

@@ -124,7 +124,7 @@ class Schedule:
         if not self.start_step < step <= self.end_step:
             raise ValueError(f"update {step} is outside {self.start_step + 1} .. {self.end_step}")
         if step <= self.warmup_end_step:
-            return self.peak_lr * (step - self.start_step) / (self.warmup_end_step - self.start_step)
+            return self.peak_lr * ((step - self.start_step) / (self.warmup_end_step - self.start_step))
         if step <= self.stable_end_step:
             return self.peak_lr
         done = (step - self.stable_end_step) / (self.decay_end_step - self.stable_end_step)

@@ -1,6 +1,6 @@
 """One run, from its settings to its scores: `python -m experiment.train`.
 
-    compose and check -> prepare data -> resume what is there, or refuse it -> trunk, where it is missing -> fit
+compose and check -> prepare data -> resume what is there, or refuse it -> trunk, where it is missing -> fit
 """
 
 import time
@@ -56,7 +56,14 @@ def train(composed: Composed) -> int:
             target = run if stage.run == "run" else run.trunk
             assert target is not None
             try:
-                fit(target, stage.identity, prepared, processes, stage.checkpoint and Path(stage.checkpoint), stage.stop_step)
+                fit(
+                    target,
+                    stage.identity,
+                    prepared,
+                    processes,
+                    stage.checkpoint and Path(stage.checkpoint),
+                    stage.stop_step,
+                )
             except ExperimentError as error:
                 return error.exit_code  # the leader has met the same one and says so
     return 0

@@ -69,7 +69,12 @@ def test_a_trunk_is_trained_only_to_the_mark_and_can_go_on(launcher):
 
 def test_settings_that_act_after_the_mark_share_the_trunk(launcher):
     canonical = launcher.resolve("schedule=cooldown_30b").trunk
-    for later in ("schedule.decay_shape=linear", "schedule.min_lr=1e-5", "schedule.decay_tokens=3e9", "branch.load_optim=false"):
+    for later in (
+        "schedule.decay_shape=linear",
+        "schedule.min_lr=1e-5",
+        "schedule.decay_tokens=3e9",
+        "branch.load_optim=false",
+    ):
         variant = launcher.resolve("schedule=cooldown_30b", later)
         assert variant.trunk.name == canonical.name
         assert variant.name != launcher.resolve("schedule=cooldown_30b").name

@@ -14,7 +14,12 @@ from tests.conftest import Finished, assert_same_weights
 
 KILLS = int(os.environ.get("TEST_KILLS", "20"))
 # long enough to be killed many times, a checkpoint at every update, so that many kills fall into a save
-LONG = ("scale.token_scale=6e-6", "train.checkpoint_every_tokens=1e8", "train.log_every_steps=1", "schedule=cooldown_30b")
+LONG = (
+    "scale.token_scale=6e-6",
+    "train.checkpoint_every_tokens=1e8",
+    "train.log_every_steps=1",
+    "schedule=cooldown_30b",
+)
 
 
 def newest_checkpoint(directories: list[RunDirectory]) -> float:

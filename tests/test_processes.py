@@ -72,7 +72,10 @@ def test_a_trunk_of_some_processes_is_branched_by_others(launchers, trunk_device
     one = launchers("one").train("schedule=cooldown_30b", FP32)
     launcher = launchers("changing")
     trunk = ("schedule=trunk", "schedule.stable_tokens=23e9", "train.stable_marks=[24e9]")
-    for command in ((*trunk, f"trainer.devices={trunk_devices}"), ("schedule=cooldown_30b", f"trainer.devices={branch_devices}")):
+    for command in (
+        (*trunk, f"trainer.devices={trunk_devices}"),
+        ("schedule=cooldown_30b", f"trainer.devices={branch_devices}"),
+    ):
         result = launcher.start(FP32, *command)
         assert result.returncode == 0, result.stderr
     changing = Finished(launcher.resolve("schedule=cooldown_30b"))
@@ -82,7 +85,15 @@ def test_a_trunk_of_some_processes_is_branched_by_others(launchers, trunk_device
 @pytest.mark.slow
 def test_torchrun_carries_trunk_and_branch_on_every_rank(launchers):
     launcher = launchers("torchrun")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "experiment.train"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "experiment.train",
+    ]
     result = subprocess.run(
         [*command, *launcher.base, FP32, "schedule=cooldown_30b"], capture_output=True, text=True, timeout=300
     )
@@ -101,7 +112,15 @@ def test_a_rank_that_stays_behind_does_not_hang_the_others(launchers):
     """A run that is finished already ends on every rank, with nothing started."""
     launcher = launchers("again")
     launcher.train("schedule=wsd", FP32)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "experiment.train"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "experiment.train",
+    ]
     result = subprocess.run(
         [*command, *launcher.base, FP32, "schedule=wsd"], capture_output=True, text=True, timeout=120, env=os.environ
     )

@@ -58,9 +58,10 @@ def _unknown_keys(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
         path = f"{prefix}{key}"
         if key not in known:
             yield f"{path}: there is no such setting; {hint(str(key), list(known))}"
-        elif not OmegaConf.is_missing(node, key) and isinstance(child := node._get_node(key), DictConfig):
-            if not child._is_none():
-                yield from _unknown_keys(child, OmegaConf.get_type(child), path + ".")
+            continue
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_missing() and not child._is_none():
+            yield from _unknown_keys(child, OmegaConf.get_type(child), path + ".")
 
 
 def check(config: Config) -> None:

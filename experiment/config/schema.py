@@ -5,16 +5,15 @@ that is how they are written; `scale.token_scale` turns them into the tokens of 
 """
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional
 
 from omegaconf import MISSING
 
 
 @dataclass
 class Mixture:
-    langs: List[str] = MISSING
+    langs: list[str] = MISSING
     """Languages of the run, English first where it takes part."""
-    probs: Optional[List[float]] = None
+    probs: list[float] | None = None
     """Share of windows for each language, in the order of `langs`; null is uniform."""
     budget_tokens: float = MISSING
     """Tokens this mixture may be trained for; beyond 30e9 it has a trunk and cooldowns."""
@@ -28,7 +27,7 @@ class Tok:
     """`starved`: vocabulary learned over the world's languages; `destarved`: over `langs` only."""
     vocab_size: int = MISSING
     """Entries of the vocabulary, the four special tokens included; at most 65,536 (uint16 shards)."""
-    langs: List[str] = field(default_factory=lambda: ["en", "de", "fr", "ar", "zh"])
+    langs: list[str] = field(default_factory=lambda: ["en", "de", "fr", "ar", "zh"])
     """Study languages: what a destarved vocabulary is learned from, in content-matched amounts."""
     temperature: float = 100.0
     """T of the starved sample: a language of n bytes gets a share proportional to n^(1/T)."""
@@ -56,11 +55,11 @@ class ScheduleConfig:
 
 @dataclass
 class Branch:
-    mark: Optional[float] = None
+    mark: float | None = None
     """Token position of the trunk at which a cooldown starts; null for other schedules."""
     load_optim: bool = True
     """Continue with the trunk's optimizer state; false is an ablation."""
-    trunk: Optional[str] = None
+    trunk: str | None = None
     """Name of the trunk's run; null is the trunk that belongs to this cell."""
     missing: str = "train"
     """A trunk that is missing is trained (`train`) or is an error (`error`)."""
@@ -122,7 +121,7 @@ class Batch:
 
 @dataclass
 class Train:
-    stable_marks: List[float] = field(default_factory=list)
+    stable_marks: list[float] = field(default_factory=list)
     """Token positions at which a permanent checkpoint `stable_*` is kept."""
     checkpoint_every_tokens: float = MISSING
     """Distance of the rolling checkpoints `last`."""
@@ -134,9 +133,9 @@ class Train:
 class Evaluation:
     every_tokens: float = MISSING
     """Distance of the evaluation points; the end of a run always is one."""
-    parallel_segments: Optional[int] = None
+    parallel_segments: int | None = None
     """Parallel segments scored inside the loop (the end scores all); null is all of them."""
-    holdout_docs: Optional[int] = None
+    holdout_docs: int | None = None
     """Holdout documents scored per language; null is all of them."""
     batch_tokens: int = 8192
     """Tokens scored at once; changes memory, not results."""
@@ -148,13 +147,13 @@ class Evaluation:
 class Data:
     corpus: str = MISSING
     """Name of the corpus; your own corpora need names of their own."""
-    files: Dict[str, Optional[str]] = field(default_factory=dict)
+    files: dict[str, str | None] = field(default_factory=dict)
     """Per language: a file or glob of jsonl, parquet or text, compressed or not; null where there is none."""
     text_column: str = "text"
     """Column that holds the document."""
-    parallel: Optional[str] = None
+    parallel: str | None = None
     """jsonl of aligned segments with `id` and one column per language; null: none are scored."""
-    world: Optional[str] = None
+    world: str | None = None
     """jsonl of `lang`, `text`: the languages a starved vocabulary is learned over."""
     holdout_by: str = "text"
     """Which field's hash decides the holdout: `id` where ids are parallel across languages, else `text`."""
@@ -168,11 +167,11 @@ class Data:
 class TrainerConfig:
     accelerator: str = "auto"
     """`auto`, `cpu` or `gpu`."""
-    devices: Optional[int] = None
+    devices: int | None = None
     """Processes on this node, one per GPU or share of the CPU; null: all GPUs, or one CPU process."""
     num_nodes: int = 1
     """Nodes; set by Slurm or torchrun where they start the processes."""
-    micro_batch: Optional[int] = None
+    micro_batch: int | None = None
     """Windows per device and forward pass; null: the device's whole share of the batch."""
     precision: str = "bf16"
     """Compute in `bf16` (autocast, fp32 weights) or `fp32`."""
@@ -234,5 +233,5 @@ class RunsConfig(Config):
     """The 18 self-contained runs instead of the 26 with trunks and cooldowns."""
     output: str = "table"
     """`table`, or `json`: nothing but JSON on stdout."""
-    run: Optional[str] = None
+    run: str | None = None
     """Show this run only."""

@@ -100,7 +100,9 @@ def _open(place: Path) -> Artifact | None:
                 raise ValueError(f"{rel} has {size} bytes, not {said['bytes']}")
         return Artifact(place, manifest["fingerprint"], manifest["facts"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunRefused(f"{place}: this artifact is damaged ({error}); remove the directory to build it again") from error
+        raise RunRefused(
+            f"{place}: this artifact is damaged ({error}); remove the directory to build it again"
+        ) from error
 
 
 def _force_to_disk(path: Path) -> None:

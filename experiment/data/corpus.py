@@ -41,7 +41,12 @@ def corpus(data: Data, lang: str, root: Path) -> Artifact:
         "holdout_fraction": data.holdout_fraction,
     }
     return artifact(
-        root, "corpora", f"{data.corpus}-{lang}", inputs, lambda out: _split(data, lang, paths, out), data.missing == "build"
+        root,
+        "corpora",
+        f"{data.corpus}-{lang}",
+        inputs,
+        lambda out: _split(data, lang, paths, out),
+        data.missing == "build",
     )
 
 
@@ -56,8 +61,11 @@ def source_files(data: Data, lang: str) -> list[Path]:
 
 def _split(data: Data, lang: str, paths: list[Path], out: Path) -> dict[str, Any]:
     seen: set[bytes] = set()
-    counts = {"train": {"docs": 0, "bytes": 0}, "holdout": {"docs": 0, "bytes": 0}, "duplicates": 0, "empty": 0}
-    writers = {split: pq.ParquetWriter(out / f"{split}.parquet", SCHEMA, compression="zstd") for split in ("train", "holdout")}
+    counts: dict[str, Any] = {"train": {"docs": 0, "bytes": 0}, "holdout": {"docs": 0, "bytes": 0}}
+    counts |= {"duplicates": 0, "empty": 0}
+    writers = {
+        split: pq.ParquetWriter(out / f"{split}.parquet", SCHEMA, compression="zstd") for split in ("train", "holdout")
+    }
     pending: dict[str, list[dict[str, str]]] = {split: [] for split in writers}
     for number, (doc_id, text) in enumerate(_documents(data, lang, paths)):
         if not text:
@@ -84,37 +92,60 @@ def _split(data: Data, lang: str, paths: list[Path], out: Path) -> dict[str, Any
         writer.close()
     for split in writers:
         if not counts[split]["docs"]:
+            docs = counts["train"]["docs"] + counts["holdout"]["docs"]
             raise ExperimentError(
-                f"data.files.{lang}: no document for the {split} split; data.holdout_fraction={data.holdout_fraction:g} "
-                f"of {counts['train']['docs'] + counts['holdout']['docs']} documents"
+                f"data.files.{lang}: no document for the {split} split of {docs} documents at "
+                f"data.holdout_fraction={data.holdout_fraction:g}"
             )
     return counts
 
 
 def _documents(data: Data, lang: str, paths: list[Path]) -> Iterator[tuple[str | None, str]]:
+    """(id or None, text) of every row; a text file is one document."""
+    setting = f"data.files.{lang}"
+    texts = [path for path in paths if _reader(path, setting) == "text"]
+    tables = [path for path in paths if path not in texts]
+    for row in _rows(setting, "text", texts, sample_by="document"):
+        yield None, row["text"]
+    for path in tables:
+        for row in _rows(setting, _reader(path, setting), [path]):
+            if data.text_column not in row:
+                raise ExperimentError(
+                    f"data.text_column: {path.name} has no column {data.text_column!r}; it has {', '.join(sorted(row))}"
+                )
+            text, doc_id = row[data.text_column], row.get("id")
+            if not isinstance(text, str | None):
+                raise ExperimentError(
+                    f"data.text_column: {path.name} holds {type(text).__name__}s in {data.text_column!r}"
+                )
+            yield (None if doc_id is None else str(doc_id)), text or ""
+
+
+def _reader(path: Path, setting: str) -> str:
+    suffixes = [suffix.lstrip(".").lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    reader = READERS.get(suffixes[-1] if suffixes else "")
+    if reader is None:
+        raise ExperimentError(f"{setting}: {path.name} is not jsonl, parquet or txt (or one of these compressed)")
+    return reader
+
+
+def _rows(setting: str, reader: str, paths: list[Path], **options: Any) -> Iterator[dict[str, Any]]:
+    """The rows of files, streamed; files without a byte have none. Raises ExperimentError in one line."""
     import datasets  # a second of imports that only a missing corpus pays
 
-    for path in paths:
-        suffixes = [suffix.lstrip(".").lower() for suffix in path.suffixes]
-        if suffixes and suffixes[-1] in COMPRESSIONS:
-            suffixes.pop()
-        reader = READERS.get(suffixes[-1] if suffixes else "")
-        if reader is None:
-            raise ExperimentError(f"data.files.{lang}: {path.name} is not jsonl, parquet or txt (or one of these compressed)")
-        options = {"sample_by": "document"} if reader == "text" else {}
-        column = "text" if reader == "text" else data.text_column
-        try:
-            rows = datasets.load_dataset(reader, data_files=str(path), split="train", streaming=True, **options)
-            for row in rows:
-                if column not in row:
-                    raise ExperimentError(
-                        f"data.text_column: {path.name} has no column {column!r}; it has {', '.join(sorted(row))}"
-                    )
-                text, doc_id = row[column], row.get("id")
-                yield (None if doc_id is None else str(doc_id)), (text or "")
-        except (OSError, ValueError, UnicodeError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
-            message = " ".join(str(error.__cause__ or error).split())
-            raise ExperimentError(f"data.files.{lang}: {path} cannot be read: {message}") from error
+    paths = [path for path in paths if path.stat().st_size]
+    if not paths:
+        return
+    try:
+        yield from datasets.load_dataset(
+            reader, data_files=list(map(str, paths)), split="train", streaming=True, **options
+        )
+    except (OSError, ValueError, RuntimeError, EOFError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+        names = paths[0] if len(paths) == 1 else f"{paths[0]} .. {paths[-1]}"
+        message = " ".join(str(error.__cause__ or error).split())
+        raise ExperimentError(f"{setting}: {names} cannot be read: {message[:300]}") from error
 
 
 def read_split(found: Artifact, split: str) -> Iterator[tuple[str, str]]:
@@ -127,9 +158,9 @@ def parallel_segments(data: Data, langs: list[str]) -> list[dict[str, str]]:
     """The aligned segments with an `id` and each of the languages; empty where the data has none."""
     if data.parallel is None:
         return []
-    rows = list(_rows(data.parallel, "data.parallel", ("id", *langs)))
+    rows = list(_records(data.parallel, "data.parallel", ("id", *langs)))
     if not rows:
-        raise ExperimentError(f"data.parallel: {data.parallel} is empty")
+        raise ExperimentError(f"data.parallel: {data.parallel} has no rows")
     return rows
 
 
@@ -137,21 +168,16 @@ def world_texts(data: Data) -> dict[str, str]:
     """Language tag -> text of the world corpus."""
     assert data.world is not None
     texts: dict[str, str] = {}
-    for row in _rows(data.world, "data.world", ("lang", "text")):
+    for row in _records(data.world, "data.world", ("lang", "text")):
         texts[row["lang"]] = texts.get(row["lang"], "") + row["text"]
     return texts
 
 
-def _rows(path: str, setting: str, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    import datasets
-
+def _records(path: str, setting: str, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
     if not Path(path).is_file():
         raise ExperimentError(f"{setting}: there is no file {path}")
-    try:
-        for number, row in enumerate(datasets.load_dataset("json", data_files=path, split="train", streaming=True)):
-            for column in columns:
-                if not isinstance(row.get(column), str) or not row[column]:
-                    raise ExperimentError(f"{setting}: row {number} of {Path(path).name} has no text in column {column!r}")
-            yield row
-    except (OSError, ValueError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
-        raise ExperimentError(f"{setting}: {path} cannot be read: {' '.join(str(error.__cause__ or error).split())}") from error
+    for number, row in enumerate(_rows(setting, "json", [Path(path)])):
+        for column in columns:
+            if not isinstance(row.get(column), str) or not row[column]:
+                raise ExperimentError(f"{setting}: row {number} of {Path(path).name} has no text in column {column!r}")
+        yield row

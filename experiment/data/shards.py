@@ -26,7 +26,12 @@ def shards(config: Config, lang: str, corpus: Artifact, tokenizer: Artifact, roo
     inputs = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "layout": "bos-doc-eos-uint16"}
     name = f"{config.data.corpus}-{lang}-{tok_name(config.tok.flavor, config.tok.condition)}"
     return artifact(
-        root, "shards", name, inputs, lambda out: _pack(corpus, load_tokenizer(tokenizer), out), config.data.missing == "build"
+        root,
+        "shards",
+        name,
+        inputs,
+        lambda out: _pack(corpus, load_tokenizer(tokenizer), out),
+        config.data.missing == "build",
     )
 
 

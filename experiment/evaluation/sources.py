@@ -31,9 +31,7 @@ def evaluation_sources(config: Config, corpora: dict[str, Artifact], tokenizer: 
 
 def documents(texts: list[str], tokenizer: Tokenizer) -> list[Document]:
     encoded = tokenizer.encode_batch(texts)
-    return [
-        Document([BOS, *ids, EOS], len(text.encode("utf-8"))) for text, ids in zip(texts, encoded, strict=True)
-    ]
+    return [Document([BOS, *ids, EOS], len(text.encode("utf-8"))) for text, ids in zip(texts, encoded, strict=True)]
 
 
 def _chosen(items: list[tuple[str, T]], wanted: int | None) -> list[tuple[str, T]]:

@@ -50,7 +50,7 @@ def variant_suffix(differences: dict[str, Any]) -> str:
     if lossless and len(suffix) <= MAX_VARIANT_LENGTH:
         return suffix
     digest = hashlib.sha256(json.dumps(differences, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{suffix[: MAX_VARIANT_LENGTH - 10].rstrip('-_.')}__x{digest}"
+    return f"{suffix[: MAX_VARIANT_LENGTH - len('__x') - 8].rstrip('-_.')}__x{digest}"
 
 
 def _text(value: Any) -> str:

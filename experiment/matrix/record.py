@@ -7,7 +7,7 @@ from experiment.errors import RunRefused
 from experiment.matrix.identity import AFTER_MARK, Run, differences, trajectory_of
 
 Identity = dict[str, Any]
-"""Whose weights these are, in plain values: name, kind, science, trajectory, fingerprints. In run.json and checkpoints."""
+"""Whose weights these are, in plain values, as run.json and checkpoints carry it: see identity_of."""
 
 
 def identity_of(run: Run, fingerprints: dict[str, Any], trunk: Identity | None = None) -> Identity:

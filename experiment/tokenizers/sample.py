@@ -68,7 +68,9 @@ def training_text(config: Config, corpora: dict[str, Artifact]) -> tuple[list[st
             line for found in corpora.values() for _, text in read_split(found, "holdout") for line in text.splitlines()
         }
         lines = {
-            lang: [line for line in text.splitlines(keepends=True) if line.strip() and line.rstrip("\r\n") not in held_out]
+            lang: [
+                line for line in text.splitlines(keepends=True) if line.strip() and line.rstrip("\r\n") not in held_out
+            ]
             for lang, text in world_texts(config.data).items()
         }
         available = {lang: sum(len(line.encode("utf-8")) for line in kept) for lang, kept in lines.items()}

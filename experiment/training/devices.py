@@ -57,7 +57,9 @@ def find_processes(config: Config) -> Processes:
     if accelerator == "auto":
         accelerator = "gpu" if torch.cuda.is_available() else "cpu"
     if accelerator == "gpu" and not torch.cuda.is_available():
-        raise ConfigError(["trainer.accelerator: gpu asked for, but this machine shows no CUDA device; use trainer=cpu"])
+        raise ConfigError(
+            ["trainer.accelerator: gpu asked for, but this machine shows no CUDA device; use trainer=cpu"]
+        )
     if TorchElasticEnvironment.detect():
         environment: ClusterEnvironment = TorchElasticEnvironment()
         devices = int(os.environ["LOCAL_WORLD_SIZE"])

@@ -54,9 +54,7 @@ class PretrainingModule(LightningModule):
 
     def autocast(self) -> torch.autocast:
         """Compute precision; weights, gradients and the optimizer stay fp32."""
-        return torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=self.config.trainer.precision == "bf16"
-        )
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.trainer.precision == "bf16")
 
     def forward(self, ids: Tensor) -> Tensor:
         with self.autocast():
@@ -70,9 +68,7 @@ class PretrainingModule(LightningModule):
         for number, windows in enumerate(micro_batches, start=1):
             with nullcontext() if number == len(micro_batches) else self._without_sync():
                 logits = self(windows[:, :-1])
-                objective, nll = training_loss(
-                    logits.flatten(0, 1), windows[:, 1:].flatten(), self.config.model.z_loss
-                )
+                objective, nll = training_loss(logits.flatten(0, 1), windows[:, 1:].flatten(), self.config.model.z_loss)
                 self.manual_backward(objective / len(micro_batches))
                 loss += nll / len(micro_batches)
         self.loss = loss

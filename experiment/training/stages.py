@@ -53,7 +53,9 @@ class StageBoard:
             store = TCPStore(host, port, is_master=p.is_leader, timeout=MEETING, wait_for_workers=False)
         except RuntimeError as error:
             what = "cannot be opened" if p.is_leader else "did not answer"
-            raise ExperimentError(f"rank {p.rank}: the first process's store at {host}:{port} {what} ({error})") from error
+            raise ExperimentError(
+                f"rank {p.rank}: the first process's store at {host}:{port} {what} ({error})"
+            ) from error
         store.set_timeout(PATIENCE)
         os.environ.setdefault(ADDRESS, str(store.port))
         return store

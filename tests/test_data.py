@@ -1,0 +1,247 @@
+"""Corpora, artifacts and shards: whole, found again, never silently another."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from experiment.config.compose import compose
+from experiment.config.schema import Data
+from experiment.data.artifacts import Artifact, artifact
+from experiment.data.corpus import corpus, is_holdout, parallel_segments, read_split
+from experiment.data.prepare import prepare
+from experiment.data.shards import TokenStream
+from experiment.errors import ExperimentError, RunRefused
+from experiment.tokenizers.sample import destarved_amounts, temperature_amounts, training_text
+from experiment.tokenizers.tokenizer import BOS, EOS, load_tokenizer
+
+EMBEDDED = compose().config.data
+LANGS = ("en", "de", "fr", "ar", "zh")
+
+
+def local(path: Path, **settings) -> Data:
+    return Data(**{"corpus": "mine", "files": {"en": str(path)}, "holdout_fraction": 0.3} | settings)
+
+
+def test_no_translation_of_a_holdout_document_is_trained_on(artifacts):
+    found = {lang: corpus(EMBEDDED, lang, artifacts) for lang in LANGS}
+    ids = {split: [{i for i, _ in read_split(found[lang], split)} for lang in LANGS] for split in ("train", "holdout")}
+    assert not set.union(*ids["train"]) & set.union(*ids["holdout"])
+    assert all(len(held) > 50 for held in ids["holdout"])
+    for lang in LANGS:
+        facts = found[lang].facts
+        assert facts["train"]["bytes"] == sum(len(text.encode()) for _, text in read_split(found[lang], "train"))
+
+
+def test_holdout_is_a_fixed_function_of_the_key():
+    keys = [f"doc-{i}" for i in range(20_000)]
+    held = [is_holdout(key, 0.05) for key in keys]
+    assert 0.045 < np.mean(held) < 0.055
+    assert all(is_holdout(key, 0.1) for key, h in zip(keys, held, strict=True) if h), "a larger fraction holds out more"
+
+
+def test_parallel_text_has_no_overlap_with_training(artifacts):
+    segments = parallel_segments(EMBEDDED, list(LANGS))
+    assert len(segments) == 1301
+    trained = {text for lang in LANGS for _, text in read_split(corpus(EMBEDDED, lang, artifacts), "train")}
+    assert not trained & {row[lang] for row in segments for lang in LANGS}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt"])
+def test_local_files_of_every_kind_give_the_same_documents(tmp_path, kind):
+    import gzip
+
+    texts = [f"document {i}\nالعربية 中文 \t{i}" for i in range(50)] + ["document 3\nالعربية 中文 \t3", ""]
+    rows = [{"text": text, "url": "x"} for text in texts]
+    path = tmp_path / f"en.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "jsonl.gz":
+        path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    elif kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        for i, text in enumerate(texts):
+            (tmp_path / f"en-{i:03d}.txt").write_text(text, encoding="utf-8")
+        path = tmp_path / "en-*.txt"
+    found = corpus(local(path), "en", tmp_path / "artifacts")
+    got = {text for split in ("train", "holdout") for _, text in read_split(found, split)}
+    assert got == set(texts[:50])
+    assert found.facts["duplicates"] == 1
+    assert found.facts["empty"] == (0 if kind == "txt" else 1)
+
+
+@pytest.mark.parametrize(
+    "content, settings, message",
+    [
+        (b'{"text": "a"}\n{"text": ', {}, "cannot be read"),
+        (b'{"body": "a"}\n', {}, "data.text_column: en.jsonl has no column 'text'; it has body"),
+        (b'{"text": "a"}\n{"text": "b"}\n', {"holdout_by": "id"}, "document 0 has no id"),
+        (b'{"text": "a"}\n', {}, "no document for the"),
+        (b'{"text": "\\ud800"}\n', {}, "data.files.en"),
+        (b'{"text": "\xff\xfe"}\n', {}, "cannot be read"),
+        (b"", {}, "data.files.en"),
+    ],
+)
+def test_a_bad_file_is_one_clear_error_and_leaves_nothing(tmp_path, content, settings, message):
+    path = tmp_path / "en.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ExperimentError, match="en") as caught:
+        corpus(local(path, **settings), "en", tmp_path / "artifacts")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    kept = [p for p in (tmp_path / "artifacts").rglob("*") if p.is_file() and p.suffix != ".lock"]
+    assert kept == []
+
+
+def test_nul_characters_survive(tmp_path):
+    path = tmp_path / "en.jsonl"
+    path.write_text("\n".join(json.dumps({"text": f"a\0b {i}\0"}) for i in range(30)))
+    found = corpus(local(path), "en", tmp_path / "artifacts")
+    texts = [text for split in ("train", "holdout") for _, text in read_split(found, split)]
+    assert sorted(texts) == sorted(f"a\0b {i}\0" for i in range(30))
+
+
+def test_an_artifact_is_built_once_and_found_again(tmp_path):
+    built = []
+
+    def build(out: Path) -> dict:
+        built.append(out)
+        (out / "x").write_text("whole")
+        return {"n": 1}
+
+    first = artifact(tmp_path, "things", "a", {"p": 1}, build)
+    assert artifact(tmp_path, "things", "a", {"p": 1}, build) == first
+    other = artifact(tmp_path, "things", "a", {"p": 2}, build)
+    assert len(built) == 2 and other.path != first.path and other.fingerprint != first.fingerprint
+    with pytest.raises(RunRefused, match=r"data\.missing=error"):
+        artifact(tmp_path, "things", "a", {"p": 3}, build, may_build=False)
+
+
+def test_a_failed_build_leaves_nothing_and_two_builders_build_once(tmp_path):
+    def fail(out: Path) -> dict:
+        (out / "half").write_text("...")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError):
+        artifact(tmp_path, "things", "a", {}, fail)
+    assert not [p for p in (tmp_path / "things").iterdir() if p.suffix != ".lock"]
+    built: list[int] = []
+    barrier = threading.Barrier(4)
+
+    def build(out: Path) -> dict:
+        built.append(1)
+        (out / "x").write_text("whole")
+        return {}
+
+    def ask() -> None:
+        barrier.wait()
+        artifact(tmp_path, "things", "b", {}, build)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert built == [1]
+
+
+def test_a_builder_killed_half_way_is_replaced(tmp_path):
+    code = (
+        "import os, pathlib\n"
+        "from experiment.data.artifacts import artifact\n"
+        "def build(out):\n"
+        "    (out / 'half').write_text('...')\n"
+        f"    os.kill(os.getpid(), {int(signal.SIGKILL)})\n"
+        f"artifact(pathlib.Path({str(tmp_path)!r}), 'things', 'a', {{}}, build)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGKILL
+
+    def build(out: Path) -> dict:
+        assert not (out / "half").exists()
+        (out / "x").write_text("whole")
+        return {}
+
+    assert (artifact(tmp_path, "things", "a", {}, build).path / "x").read_text() == "whole"
+
+
+def test_a_damaged_artifact_is_refused_by_name(tmp_path):
+    made = artifact(tmp_path, "things", "a", {}, lambda out: {"n": (out / "x").write_text("whole")})
+    (made.path / "x").write_text("whol")
+    with pytest.raises(RunRefused, match="x has 4 bytes, not 5"):
+        artifact(tmp_path, "things", "a", {}, lambda out: {})
+    os.remove(made.path / "manifest.json")
+    with pytest.raises(RunRefused, match="damaged"):
+        artifact(tmp_path, "things", "a", {}, lambda out: {})
+
+
+def test_shards_hold_every_document_between_bos_and_eos(launcher):
+    config = launcher.compose("mixture=ar").config
+    prepared = prepare(config)
+    tokenizer = load_tokenizer(prepared.tokenizer)
+    found = prepared.shards["ar"]
+    tokens = np.concatenate([np.fromfile(p, dtype=np.uint16) for p in sorted(found.path.glob("shard_*.bin"))])
+    documents = np.load(found.path / "documents.npy")
+    texts = [text for _, text in read_split(prepared.corpora["ar"], "train")]
+    assert len(texts) == len(documents) == found.facts["docs"]
+    position = 0
+    for text, (length, size) in zip(texts, documents, strict=True):
+        ids = tokens[position : position + length]
+        assert (ids[0], ids[-1]) == (BOS, EOS)
+        assert tokenizer.decode(ids[1:-1]) == text
+        assert size == len(text.encode())
+        position += length
+    assert position == len(tokens) == found.facts["tokens"]
+
+
+def test_windows_read_across_shard_borders_and_leave_no_token_out(tmp_path):
+    tokens = np.arange(1000, dtype=np.uint16)
+    for number, (start, stop) in enumerate(((0, 300), (300, 317), (317, 1000))):
+        tokens[start:stop].tofile(tmp_path / f"shard_{number:05d}.bin")
+    stream = TokenStream(Artifact(tmp_path, "", {"tokens": 1000, "shards": [300, 17, 683]}))
+    for context in (7, 64, 333, 999):
+        windows = [stream.window(i, context) for i in range(stream.windows(context))]
+        targets = np.concatenate([window[1:] for window in windows])
+        assert np.array_equal(targets, tokens[1 : 1 + len(targets)])
+        assert len(tokens) - 1 - len(targets) < context
+        assert all(np.array_equal(w, tokens[i * context : i * context + context + 1]) for i, w in enumerate(windows))
+    with pytest.raises(RunRefused, match=r"1001 tokens, but the corpus has 1000"):
+        stream.windows(1000)
+
+
+def test_destarved_amounts_hold_equal_content():
+    amounts = destarved_amounts({"en": 1000, "ar": 1000, "zh": 10**6})
+    assert amounts == {"en": 624, "ar": 1000, "zh": 578}
+
+
+def test_temperature_sampling_is_nearly_uniform_and_gives_shortfalls_to_the_others():
+    available = {"a": 10**6, "b": 10**3, "c": 100}
+    amounts = temperature_amounts(available, 3000, 100.0)
+    assert amounts["c"] == 100 and amounts["b"] == 1000
+    assert sum(amounts.values()) == pytest.approx(3000, abs=3)
+    proportional = temperature_amounts({"a": 3000, "b": 1000}, 400, 1.0)
+    assert proportional == {"a": 300, "b": 100}
+    assert temperature_amounts(available, 10**9, 100.0) == available
+
+
+def test_starved_and_destarved_text_have_the_same_size_and_no_holdout(artifacts):
+    held = set()
+    sizes = {}
+    for condition in ("starved", "destarved"):
+        config = compose([f"tok=bl_{condition}"]).config
+        corpora = {lang: corpus(config.data, lang, artifacts) for lang in config.tok.langs}
+        held = {
+            line for found in corpora.values() for _, text in read_split(found, "holdout") for line in text.splitlines()
+        }
+        texts, facts = training_text(config, corpora)
+        sizes[condition] = sum(facts["bytes"].values())
+        assert len(facts["bytes"]) == (471 if condition == "starved" else 5)
+        whole = {text.rstrip("\r\n") for text in texts}
+        assert not {line for line in held if len(line) > 200} & whole
+    assert sizes["starved"] == pytest.approx(sizes["destarved"], rel=0.02)
