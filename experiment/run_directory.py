@@ -143,7 +143,7 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._lock_file)
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=1)  # one who only looks (is_held) has it for a moment
         except Timeout:
             raise RunLive(f"{self.path}: this run is live, held by {self.holder()}") from None
         try:

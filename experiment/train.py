@@ -5,6 +5,7 @@ compose and check -> prepare data -> resume what is there, or refuse it -> trunk
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ class Leader:
             directory.set_state("interrupted")
             raise
         except BaseException as error:
-            directory.set_state("failed", error=f"{type(error).__name__}: {error}")
+            with suppress(OSError):  # a full disk may be what went wrong
+                directory.set_state("failed", error=f"{type(error).__name__}: {error}")
             raise
         directory.set_state("done" if stop_step == run.schedule.end_step else "interrupted")
 

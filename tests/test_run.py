@@ -89,6 +89,16 @@ def test_other_data_under_the_same_name_is_refused(launcher, tmp_path):
         launcher.train("schedule=wsd", *place("other words"))
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"state": "done"}'])
+def test_a_run_json_that_is_none_is_refused_by_name(launcher, text):
+    run = launcher.resolve("schedule=wsd")
+    run.directory.mkdir(parents=True)
+    (run.directory / "run.json").write_text(text)
+    with pytest.raises(RunRefused, match=r"run\.json"):
+        launcher.train("schedule=wsd")
+    assert (run.directory / "run.json").read_text() == text
+
+
 def test_a_variant_does_not_touch_the_canonical_run(launcher):
     canonical = launcher.train("schedule=wsd")
     variant = launcher.train("schedule=wsd", "schedule.peak_lr=1e-3")

@@ -31,10 +31,6 @@ class Composed:
     source: DictConfig
     """What Hydra composed, for the record."""
 
-    @property
-    def schedule(self) -> str:
-        return self.choices["schedule"]
-
 
 def register() -> None:
     """Make the schema and the resolver known to Hydra; harmless to repeat."""

@@ -1,5 +1,6 @@
 """What every `python -m experiment.X` shares: Hydra's grammar, one voice for errors, exit codes."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -15,6 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from experiment.config.check import hint, one_line
 from experiment.config.compose import CONF, register
 from experiment.errors import ConfigError, ExperimentError
+
+MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+"""System errors that are the user's to mend: disk full, over quota, no permission, read-only."""
 
 
 def front_door(config_name: str) -> Callable[[Callable[[DictConfig], int | None]], Callable[[], None]]:
@@ -55,6 +59,11 @@ def front_door(config_name: str) -> Callable[[Callable[[DictConfig], int | None]
                     raise
                 _say(_explain(error, config_name))
                 code = ConfigError.exit_code
+            except OSError as error:
+                if asked_for_traces or error.errno not in MENDABLE:
+                    raise
+                _say([f"{error.filename or 'a file'}: {error.strerror}"])
+                code = ExperimentError.exit_code
             except KeyboardInterrupt:
                 _say(["interrupted"])
                 code = 130

@@ -53,6 +53,8 @@ def is_done(where: Path, record: dict[str, Any], run: Run, wanted: Identity) -> 
     `wsd` and `cooldown_30b` share a name and a trajectory: either is done when the other is. A
     trunk is done when it is as long as asked for.
     """
+    if lacking := {"kind", "state", "science", "trajectory", "fingerprints", "end_step"} - record.keys():
+        raise RunRefused(f"{where}: run.json lacks {', '.join(sorted(lacking))}; remove the directory to start again")
     if record["kind"] == run.kind:
         refuse_other(where, record, wanted)
         return record["state"] == "done" and (run.kind != "trunk" or record["end_step"] >= run.schedule.end_step)

@@ -7,9 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.warnings import PossibleUserWarning
 
 from experiment.data.datamodule import MixtureDataModule
@@ -93,8 +92,7 @@ def fit(
 
 def _strategy(processes: Processes) -> Strategy | str:
     if processes.world_size == 1:
-        device = torch.device("cuda", 0) if processes.accelerator == "gpu" else torch.device("cpu")
-        return SingleDeviceStrategy(device)
+        return "auto"
     backend = "nccl" if processes.accelerator == "gpu" else "gloo"
     return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True)
 
@@ -104,4 +102,4 @@ def _hush() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=PossibleUserWarning)
-    warnings.filterwarnings("ignore", message=".*resuming from a checkpoint that ended before the epoch.*")
+    warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")
