@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -9,15 +10,15 @@ from omegaconf import DictConfig
 
 from experiment.config.check import AVAILABLE_FLAVORS, PLANNED_FLAVORS, hint, to_config
 from experiment.config.front_door import front_door
-from experiment.config.schema import RunsConfig
+from experiment.config.schema import Config, RunsConfig
 from experiment.errors import ConfigError
 from experiment.matrix.identity import Run
 from experiment.matrix.names import mark_name
-from experiment.matrix.runs import matrix_runs
+from experiment.matrix.runs import ROWS, chosen_rows, matrix_runs
 from experiment.run_directory import RunDirectory
 
 
-@front_door("runs")
+@front_door("runs", RunsConfig)
 def main(cfg: DictConfig) -> None:
     config = to_config(cfg, RunsConfig)
     _check(config)
@@ -39,22 +40,12 @@ def main(cfg: DictConfig) -> None:
 
 def _asked_for(config: RunsConfig, overrides: Sequence[str]) -> list[Run]:
     """The runs of the matrix; overrides of mixture, tok and schedule choose among them, others apply to each."""
-    own = ("flavor", "only_30b", "output", "run")
-    rows = ("mixture", "tok", "schedule")
-    given = {override: override.split("=", 1)[0].lstrip("+~") for override in overrides}
-    runs = matrix_runs(
-        config.flavor, config.only_30b, [override for override, key in given.items() if key not in own + rows]
-    )
-    choices = HydraConfig.get().runtime.choices
-    if "mixture" in given.values():
-        runs = [run for run in runs if run.mixture == choices.mixture]
-    if "tok" in given.values():
-        runs = [run for run in runs if run.tok_name == choices.tok]
-    if "schedule" in given.values():
-        runs = [run for run in runs if run.kind == config.schedule.kind and run.name.endswith(config.schedule.suffix)]
-    if not runs:
-        raise ConfigError([f"no run of the matrix matches {' '.join(o for o, key in given.items() if key in rows)}"])
-    return runs
+    own = {f.name for f in fields(RunsConfig)} - {f.name for f in fields(Config)}
+    given = {override.split("=", 1)[0].lstrip("+~"): override for override in overrides}
+    shared = [override for key, override in given.items() if key not in own and key not in ROWS]
+    runs = matrix_runs(config.flavor, config.only_30b, shared)
+    wanted = {group: {HydraConfig.get().runtime.choices[group]} for group in ROWS if group in given}
+    return chosen_rows(runs, wanted)
 
 
 def _check(config: RunsConfig) -> None:

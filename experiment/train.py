@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiment.config.compose import Composed, checked
 from experiment.config.front_door import front_door
+from experiment.config.schema import Config
 from experiment.errors import Diverged, ExperimentError, Interrupted, RunLive, RunRefused
 from experiment.matrix.identity import Run, resolve
 from experiment.matrix.record import Identity, identity_of, is_done, refuse_other, refuse_other_trunk
@@ -22,7 +23,7 @@ from experiment.run_directory import RunDirectory, read_lines, write_atomically
 POLL_SECONDS = 2.0
 
 
-@front_door("train")
+@front_door("train", Config)
 def main(cfg: DictConfig) -> int:
     return train(checked(cfg, HydraConfig.get()))
 

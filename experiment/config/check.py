@@ -105,9 +105,10 @@ def _problems(c: Config) -> Iterator[str]:
     for name in ("parallel_segments", "holdout_docs"):
         yield from _at_least(f"evaluation.{name}", getattr(c.evaluation, name), 1)
     yield from _at_least("evaluation.batch_tokens", c.evaluation.batch_tokens, c.model.context)
-    for name in ("seed", "data_seed"):
-        if not 0 <= getattr(c, name) < 2**32:
-            yield f"{name}: got {getattr(c, name)}; must be in 0 .. 2^32-1"
+    seeds = {"seed": c.seed} | ({"data_seed": c.data_seed} if c.data_seed != c.seed else {})
+    for name, value in seeds.items():
+        if not 0 <= value < 2**32:
+            yield f"{name}: got {value}; must be in 0 .. 2^32-1"
 
 
 def _mixture_problems(c: Config) -> Iterator[str]:

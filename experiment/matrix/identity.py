@@ -117,6 +117,8 @@ class Run:
     config: Config
     trunk: "Run | None" = None
     """The run that a branch leaves; None for other kinds and where `branch.trunk` names one."""
+    choices: tuple[tuple[str, str], ...] = ()
+    """Groups and options it was composed from, those that make its cell."""
 
     @property
     def kind(self) -> str:
@@ -234,13 +236,14 @@ def _resolve(config: Config, choices: dict[str, str]) -> Run:
     trunk = None
     if config.schedule.kind == "cooldown" and config.branch.trunk is None:
         trunk = _resolve(_trunk_config(config, choices), choices | {"schedule": "trunk"})
-    return named_run(config, variant_of(config, canonical_config(choices)), trunk)
+    return named_run(config, variant_of(config, canonical_config(choices)), trunk, choices)
 
 
-def named_run(config: Config, variant: str = "", trunk: Run | None = None) -> Run:
+def named_run(config: Config, variant: str, trunk: Run | None, choices: dict[str, str]) -> Run:
     tok = tok_name(config.tok.flavor, config.tok.condition)
     name = run_name(mixture_name(config.mixture.langs), tok, config.schedule.suffix, variant)
-    return Run(name, config, trunk)
+    cell = tuple((group, choices[group]) for group in ("mixture", "tok", "schedule"))
+    return Run(name, config, trunk, cell)
 
 
 def _trunk_config(config: Config, choices: dict[str, str]) -> Config:

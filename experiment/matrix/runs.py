@@ -5,13 +5,18 @@ from dataclasses import replace
 
 from omegaconf import OmegaConf
 
+from experiment.config.check import check
 from experiment.config.compose import CONF, compose
 from experiment.config.schema import Config, Mixture
+from experiment.errors import ConfigError
 from experiment.matrix.identity import CANONICAL_GROUPS, Run, canonical_config, named_run, variant_of
 from experiment.matrix.languages import LANGUAGES
+from experiment.matrix.names import tok_name
 
 CONDITIONS = ("starved", "destarved")
 SELF_CONTAINED = ("wsd",)
+ROWS = ("mixture", "tok", "schedule")
+"""Groups whose options tell the runs of the matrix apart."""
 EXTENDED = ("trunk", "cooldown_30b", "cooldown_100b")
 
 
@@ -24,35 +29,55 @@ def mixtures() -> dict[str, Mixture]:
     return dict(sorted(found.items(), key=lambda item: (len(item[1].langs), [order.index(x) for x in item[1].langs])))
 
 
-def matrix_runs(flavor: str = "bl", only_30b: bool = False, overrides: Sequence[str] = ()) -> list[Run]:
+def matrix_runs(
+    flavor: str = "bl",
+    only_30b: bool = False,
+    overrides: Sequence[str] = (),
+    config_name: str = "train",
+    corpus_of_scale: bool = True,
+) -> list[Run]:
     """Every run of the matrix, a trunk before its cooldowns.
 
     A mixture whose budget reaches the end of the longest cooldown is trained as a trunk with its
     cooldowns, the others as self-contained runs; `only_30b` makes all of them self-contained.
-    `overrides` (of the grammar of `experiment.train`) apply to every run.
+    `overrides` (of the grammar of `experiment.train`) apply to every run. Where they choose no
+    data, runs are those on the scale's own corpus, or with `corpus_of_scale=False` on the primary
+    config's.
     """
     names = SELF_CONTAINED if only_30b else SELF_CONTAINED + EXTENDED
     configs, variants = {}, {}
     for name in names:
-        composed = compose([*overrides, f"schedule={name}"])
+        composed = compose([*overrides, f"schedule={name}"], config_name)
         config, keys = composed.config, {override.split("=")[0] for override in composed.overrides}
-        if "data" not in keys:
+        if corpus_of_scale and "data" not in keys:
             config = replace(config, data=replace(config.data, corpus=config.scale.data))
         configs[name] = config
         canonical = config if keys <= set(CANONICAL_GROUPS) else canonical_config(composed.choices)
         variants[name] = variant_of(config, canonical)
     end = max((_end_of(configs[name]) for name in names if name in EXTENDED), default=float("inf"))
     result: list[Run] = []
-    for mixture in mixtures().values():
+    for mixture_choice, mixture in mixtures().items():
         for condition in CONDITIONS:
             trunk = None
             for name in EXTENDED if mixture.budget_tokens >= end else SELF_CONTAINED:
                 tok = replace(configs[name].tok, flavor=flavor, condition=condition)
                 config = replace(configs[name], mixture=mixture, tok=tok)
-                run = named_run(config, variants[name], trunk if config.schedule.kind == "cooldown" else None)
+                check(config)
+                choices = {"mixture": mixture_choice, "tok": tok_name(flavor, condition), "schedule": name}
+                parent = trunk if config.schedule.kind == "cooldown" else None
+                run = named_run(config, variants[name], parent, choices)
                 trunk = run if run.kind == "trunk" else trunk
                 result.append(run)
     return result
+
+
+def chosen_rows(runs: list[Run], wanted: dict[str, set[str]]) -> list[Run]:
+    """The runs whose mixture, tok and schedule are among the wanted ones. Raises ConfigError if there are none."""
+    chosen = [run for run in runs if all(dict(run.choices)[group] in options for group, options in wanted.items())]
+    if not chosen:
+        asked = ", ".join(f"{group}={','.join(sorted(options))}" for group, options in wanted.items())
+        raise ConfigError([f"no run of the matrix matches {asked}"])
+    return chosen
 
 
 def _end_of(config: Config) -> float:

@@ -1,0 +1,1 @@
+"""Many runs: as processes on this machine, or as Slurm jobs. Imports no torch."""

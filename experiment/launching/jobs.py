@@ -1,0 +1,86 @@
+"""A job: one run as a command of its own, and what must exist before it can start."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiment.errors import RunRefused
+from experiment.matrix.identity import Run
+from experiment.matrix.record import identity_of, is_done
+from experiment.run_directory import RunDirectory
+
+# A process that finds one of these takes itself for a rank of somebody else's job.
+DISTRIBUTED = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PL_GLOBAL_SEED")
+DISTRIBUTED_PREFIXES = ("MASTER_", "ROLE_", "TORCHELASTIC_", "SLURM_", "EXPERIMENT_STAGE_STORE", "SUBMITIT_", "PMI_")
+
+
+@dataclass(frozen=True)
+class Job:
+    run: Run
+    overrides: tuple[str, ...]
+    """Overrides of `python -m experiment.train` that compose the run."""
+    flags: tuple[str, ...] = ()
+    """Hydra's flags of the sweep that a job needs as well, say --config-name."""
+    needs: str | None = None
+    """Name of the job that writes the checkpoint this one starts from; None: it needs nothing, or makes it itself."""
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.run.directory)
+
+    @property
+    def log(self) -> Path:
+        return self.run.directory / "log.txt"
+
+    @property
+    def command(self) -> list[str]:
+        own = ("branch.missing=error",) if self.needs else ()
+        return [sys.executable, "-m", "experiment.train", *self.flags, *self.overrides, *own]
+
+    @property
+    def can_start(self) -> bool:
+        """Whether what it starts from is there: a trunk that has passed the mark is enough."""
+        return self.needs is None or (self.run.branch_from is not None and self.run.branch_from.exists())
+
+    def is_done(self) -> bool:
+        """Whether its run's marker says finished. Raises RunRefused if another experiment is in its place."""
+        record = self.directory.read()
+        if record is None:
+            return False
+        if "fingerprints" not in record:
+            raise RunRefused(f"{self.directory.path}: run.json is not of a run; remove the directory to start again")
+        # what the data holds is checked by the run itself; a marker is read in no time
+        trunk = identity_of(self.run.trunk, record["fingerprints"]) if self.run.trunk else None
+        return is_done(self.directory.path, record, self.run, identity_of(self.run, record["fingerprints"], trunk))
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what would make a job join another one's process group."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in DISTRIBUTED and not name.startswith(DISTRIBUTED_PREFIXES)
+    }
+
+
+def jobs_of(runs: list[Run], overrides: list[str], flags: tuple[str, ...], forwarded: list[str]) -> list[Job]:
+    """A job for each run; a branch whose trunk is among them waits for it, another one trains its trunk itself.
+
+    `overrides` apply to all; `forwarded` are Hydra's own.
+    """
+    names = {run.name for run in runs}
+    keys = {override.split("=", 1)[0] for override in overrides}
+    return [
+        Job(
+            run,
+            (*(f"{group}={option}" for group, option in run.choices if group not in keys), *overrides, *forwarded),
+            flags,
+            run.trunk.name if run.trunk and run.trunk.name in names else None,
+        )
+        for run in runs
+    ]
