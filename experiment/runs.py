@@ -1,6 +1,7 @@
-"""The matrix of runs: `python -m experiment.runs`."""
+"""The matrix of runs: `python -m experiment.runs`, what they are, how far they are, what they cost."""
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -12,10 +13,15 @@ from experiment.config.check import AVAILABLE_FLAVORS, PLANNED_FLAVORS, hint, to
 from experiment.config.front_door import front_door
 from experiment.config.schema import Config, RunsConfig
 from experiment.errors import ConfigError
+from experiment.matrix.board import status
+from experiment.matrix.budget import plan, trained_tokens
 from experiment.matrix.identity import Run
 from experiment.matrix.names import mark_name
 from experiment.matrix.runs import ROWS, chosen_rows, matrix_runs
+from experiment.model.size import PEAK_FLOPS
 from experiment.run_directory import RunDirectory
+
+WATCH_SECONDS = 5.0
 
 
 @front_door("runs", RunsConfig)
@@ -23,19 +29,44 @@ def main(cfg: DictConfig) -> None:
     config = to_config(cfg, RunsConfig)
     _check(config)
     runs = _asked_for(config, HydraConfig.get().overrides.task)
-    if config.run is not None:
-        known = [run.name for run in runs]
-        runs = [run for run in runs if run.name == config.run]
-        if not runs:
-            raise ConfigError([f"run: there is no run {config.run!r}; known: {', '.join(known)}"])
-    records = [run.record() | {"state": RunDirectory(run.directory).state()} for run in runs]
-    if config.output == "json":
-        print(json.dumps(records if config.run is None else records[0], indent=1, ensure_ascii=False))
-    elif config.run is not None:
-        for key, value in records[0].items():
-            print(f"{key:12} {json.dumps(value, ensure_ascii=False)}")
-    else:
-        _print_table(runs, records)
+    if config.view == "plan":
+        report = plan(runs, config.tok_per_s, config.mfu, config.device, config.budget_hours)
+        print(json.dumps(report, indent=1) if config.output == "json" else _plan_text(report))
+        return
+    while True:
+        records = [status(run) if config.view == "status" else _listed(run) for run in runs]
+        if config.output == "json":
+            print(json.dumps(records if config.run is None else records[0], indent=1, ensure_ascii=False))
+        elif config.run is not None:
+            print("\n".join(f"{key:14} {json.dumps(value, ensure_ascii=False)}" for key, value in records[0].items()))
+        else:
+            print(_status_text(records) if config.view == "status" else _list_text(runs, records), flush=True)
+        if not (config.watch and config.view == "status"):
+            return
+        time.sleep(WATCH_SECONDS)
+
+
+def _check(config: RunsConfig) -> None:
+    problems = []
+    if config.flavor in PLANNED_FLAVORS:
+        problems.append(
+            f"flavor: {config.flavor!r} is not part of this version yet; available: {', '.join(AVAILABLE_FLAVORS)}"
+        )
+    elif config.flavor not in AVAILABLE_FLAVORS:
+        known = [*AVAILABLE_FLAVORS, *PLANNED_FLAVORS]
+        problems.append(f"flavor: there is no flavor {config.flavor!r}; {hint(config.flavor, known)}")
+    for name, options in (("output", ("table", "json")), ("view", ("list", "status", "plan"))):
+        if (value := getattr(config, name)) not in options:
+            problems.append(f"{name}: got {value!r}; must be one of {', '.join(options)}")
+    for name in ("tok_per_s", "mfu", "budget_hours"):
+        if (value := getattr(config, name)) is not None and not 0 < value < float("inf"):
+            problems.append(f"{name}: got {value}; must be above 0")
+    if config.device is not None and config.device not in PEAK_FLOPS:
+        problems.append(f"device: the peak of {config.device!r} is not known; {hint(config.device, list(PEAK_FLOPS))}")
+    if (config.mfu is None) != (config.device is None):
+        problems.append("mfu and device: a rate follows from both; give both, or tok_per_s")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _asked_for(config: RunsConfig, overrides: Sequence[str]) -> list[Run]:
@@ -45,38 +76,100 @@ def _asked_for(config: RunsConfig, overrides: Sequence[str]) -> list[Run]:
     shared = [override for key, override in given.items() if key not in own and key not in ROWS]
     runs = matrix_runs(config.flavor, config.only_30b, shared)
     wanted = {group: {HydraConfig.get().runtime.choices[group]} for group in ROWS if group in given}
-    return chosen_rows(runs, wanted)
+    runs = chosen_rows(runs, wanted)
+    if config.run is None:
+        return runs
+    if not (named := [run for run in runs if run.name == config.run]):
+        raise ConfigError([f"run: there is no run {config.run!r}; known: {', '.join(run.name for run in runs)}"])
+    return named
 
 
-def _check(config: RunsConfig) -> None:
-    problems = []
-    flavors = [*AVAILABLE_FLAVORS, *PLANNED_FLAVORS]
-    if config.flavor not in AVAILABLE_FLAVORS:
-        planned = config.flavor in PLANNED_FLAVORS
-        problems.append(
-            f"flavor: {config.flavor!r} is not part of this version yet; available: {', '.join(AVAILABLE_FLAVORS)}"
-            if planned
-            else f"flavor: there is no flavor {config.flavor!r}; {hint(config.flavor, flavors)}"
-        )
-    if config.output not in ("table", "json"):
-        problems.append(f"output: got {config.output!r}; must be table or json")
-    if problems:
-        raise ConfigError(problems)
+def _listed(run: Run) -> dict[str, Any]:
+    return run.record() | {"state": RunDirectory(run.directory).state()}
 
 
-def _print_table(runs: list[Run], records: list[dict[str, Any]]) -> None:
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _list_text(runs: list[Run], records: list[dict[str, Any]]) -> str:
     rows = [("run", "kind", "tokens", "starts from", "state")]
     for run, record in zip(runs, records, strict=True):
-        s = run.config.schedule
-        tokens = s.warmup_tokens + s.stable_tokens + s.decay_tokens
         start = f"{run.trunk.name} at {mark_name(run.config.branch.mark or 0)}" if run.trunk else ""
-        rows.append((run.name, run.kind, f"{tokens / 1e9:g}B", start, record["state"]))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    total = sum(s.warmup_tokens + s.stable_tokens + s.decay_tokens for s in (run.config.schedule for run in runs))
+        rows.append((run.name, run.kind, f"{trained_tokens(run) / 1e9:g}B", start, record["state"]))
     cells = {(run.mixture, run.tok_name) for run in runs}
-    print(f"\n{len(cells)} cells, {len(runs)} runs, {total / 1e9:g}B nominal tokens, scale {runs[0].config.scale.name}")
+    total = sum(map(trained_tokens, runs)) / 1e9
+    tail = f"{len(cells)} cells, {len(runs)} runs, {total:g}B nominal tokens, scale {runs[0].config.scale.name}"
+    return "\n".join([*_table(rows), "", tail])
+
+
+def _status_text(records: list[dict[str, Any]]) -> str:
+    rows = [("run", "state", "tokens", "done", "tok/s", "left", "last sign", "BPB")]
+    for r in records:
+        bpb = " ".join(f"{key} {value:.3f}" for key, value in r["bpb"].items())
+        started = r["state"] != "pending"
+        rows.append(
+            (
+                r["name"],
+                r["state"],
+                f"{r['tokens']:,}" if started else "",
+                f"{r['percent']:.0f}%" if started else "",
+                f"{r['tok_per_s']:,.0f}" if r["tok_per_s"] else "",
+                _duration(r["seconds_left"]),
+                _duration(r["stale_seconds"]),
+                r["error"] or bpb,
+            )
+        )
+    counts = {state: [r["state"] for r in records].count(state) for state in {r["state"]: 0 for r in records}}
+    return "\n".join([*_table(rows), "", ", ".join(f"{count} {state}" for state, count in counts.items())])
+
+
+def _plan_text(report: dict[str, Any]) -> str:
+    rows = [("run", "kind", "tokens", "FLOPs", "GPU-hours", "epochs", "checkpoints")]
+    for r in report["runs"]:
+        epochs = " ".join(f"{lang} {n:.2f}" for lang, n in r["epochs"].items() if n is not None)
+        hours = _hours(r["gpu_hours"])
+        disk = f"{r['checkpoint_bytes'] / 1e9:.2f} GB"
+        rows.append((r["name"], r["kind"], f"{r['tokens'] / 1e9:g}B", f"{r['flops']:.3g}", hours, epochs, disk))
+    rate = (
+        "unknown: give tok_per_s, or mfu and device"
+        if report["tok_per_s"] is None
+        else (f"{report['tok_per_s']:,.0f} tok/s per GPU ({report['rate_from']})")
+    )
+    shards = "not packed yet" if report["shard_bytes"] is None else f"{report['shard_bytes'] / 1e9:.2f} GB"
+    pairs = report["all_pairs"]
+    lines = [
+        *_table(rows),
+        "",
+        f"{report['cells']} cells, {len(rows) - 1} runs: {report['total_tokens'] / 1e9:g}B nominal tokens "
+        f"({report['total_real_tokens']:.4g} real at scale {report['scale']}), {report['total_flops']:.3g} FLOPs",
+        f"rate: {rate}",
+        f"GPU-hours: {_hours(report['total_gpu_hours'])}",
+        f"trunks save {report['trunks_save_tokens'] / 1e9:g}B tokens against separate runs",
+        f"all pairs ({pairs['mixtures']} mixtures, {pairs['cells']} cells of 30B): {pairs['tokens'] / 1e9:g}B tokens, "
+        f"GPU-hours {_hours(pairs['gpu_hours'])}",
+        f"disk: checkpoints {report['checkpoint_bytes'] / 1e9:.2f} GB, shards {shards}",
+    ]
+    if budget := report.get("budget"):
+        verdict = {None: "no rate is known", True: "fits", False: "does not fit"}[budget["fits"]]
+        line = f"budget of {budget['hours']:g} GPU-hours: {verdict}"
+        if budget["fits"] is not None:
+            tokens, cells = budget["affordable_tokens"] / 1e9, budget["affordable_30b_cells"]
+            line += f"; it buys {tokens:.0f}B tokens, {cells} cells of 30B"
+        lines.append(f"{line}; to fit, a GPU must do {budget['tok_per_s_needed']:,.0f} tok/s")
+    return "\n".join(lines + [f"warning: {warning}" for warning in report["warnings"]])
+
+
+def _hours(hours: float | None) -> str:
+    return "?" if hours is None else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes = int(seconds) // 60
+    return f"{int(seconds)}s" if minutes < 2 else f"{minutes}m" if minutes < 120 else f"{minutes // 60}h"
 
 
 if __name__ == "__main__":

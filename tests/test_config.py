@@ -12,7 +12,7 @@ from experiment.config import schema
 from experiment.config.compose import CONF, compose
 from experiment.errors import ConfigError
 from experiment.matrix.identity import resolve
-from experiment.model.decoder import flops_per_token, parameter_count
+from experiment.model.size import flops_per_token, parameter_count
 
 MISTAKES = {
     "misspelt group option": (["mixture=en-arr"], "mixture: there is no option 'en-arr'; did you mean en-ar?"),

@@ -13,6 +13,7 @@ from experiment.evaluation.bpb import Document, document_nll, score_of
 from experiment.evaluation.sources import evaluation_sources
 from experiment.model.decoder import Decoder, rotary_table, rotate
 from experiment.model.loss import training_loss
+from experiment.model.size import parameter_count
 from experiment.tokenizers.tokenizer import load_tokenizer, tokenizer_artifact
 
 CPU = torch.device("cpu")
@@ -45,6 +46,15 @@ def test_the_seed_decides_the_weights_and_nothing_else_does():
     other = small(seed=6).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
+
+
+@pytest.mark.parametrize("qk_norm", ["true", "false"])
+@pytest.mark.parametrize("scale", ["tiny", "pilot", "main"])
+def test_the_formula_counts_the_weights_there_are(scale, qk_norm):
+    config = compose([f"scale={scale}", f"model.qk_norm={qk_norm}"]).config
+    with torch.device("meta"):
+        decoder = Decoder(config.model, config.tok.vocab_size)
+    assert sum(p.numel() for p in decoder.parameters()) == parameter_count(config.model, config.tok.vocab_size)
 
 
 def test_rotation_depends_on_distance_only():

@@ -231,7 +231,19 @@ class RunsConfig(Config):
     """Tokenizer flavor of the matrix."""
     only_30b: bool = False
     """The 18 self-contained runs instead of the 26 with trunks and cooldowns."""
+    view: str = "list"
+    """`list`: what the runs are; `status`: how far they are; `plan`: what they cost."""
     output: str = "table"
     """`table`, or `json`: nothing but JSON on stdout."""
     run: str | None = None
     """Show this run only."""
+    watch: bool = False
+    """view=status: show it again every five seconds until interrupted."""
+    tok_per_s: float | None = None
+    """view=plan: tokens per second and GPU; null takes `mfu` and `device`, or what finished runs were seen at."""
+    mfu: float | None = None
+    """view=plan: share of the device's bf16 peak, with `device`."""
+    device: str | None = None
+    """view=plan: H100, H200, GH200 or A100."""
+    budget_hours: float | None = None
+    """view=plan: GPU-hours there are."""

@@ -99,18 +99,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the halves of each head: x [batch, time, heads, head_dim], the layout of Llama in transformers."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def parameter_count(model: Model, vocab_size: int) -> int:
-    """Number of weights, without allocating them."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in Decoder(model, vocab_size).parameters())
-
-
-def flops_per_token(model: Model, vocab_size: int) -> float:
-    """Training FLOPs per token, 6 N + 12 layers dim context (PaLM, arXiv 2204.02311, appendix B).
-
-    N leaves out the input embedding, which is looked up and not multiplied.
-    """
-    n = parameter_count(model, vocab_size) - vocab_size * model.dim
-    return 6.0 * n + 12.0 * model.layers * model.dim * model.context

@@ -15,9 +15,7 @@ from lightning.fabric.plugins.environments import (
 
 from experiment.config.schema import Config
 from experiment.errors import ConfigError
-
-# dense bf16 FLOP/s by the maker's data sheets
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "GH200": 989e12, "A100": 312e12}
+from experiment.model.size import PEAK_FLOPS
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -38,6 +38,9 @@ class Interruption(Callback):
         if trainer.global_step == self.checkpoint.stop_step or not self._agreed(trainer):
             return
         self.checkpoint.save(trainer, module)
+        before = self.previous.get(self.received or 0)
+        if self.received == signal.SIGUSR2 and callable(before):
+            before(self.received, None)  # submitit's: it queues the job again and leaves
         raise Interrupted(
             f"stopped by a signal after update {trainer.global_step}; saved. The same command continues the run"
         )

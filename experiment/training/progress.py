@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, Trainer
 from tqdm import tqdm
 
 from experiment.matrix.identity import Run
-from experiment.model.decoder import flops_per_token
+from experiment.model.size import flops_per_token
 from experiment.run_directory import RunDirectory
 from experiment.training.devices import peak_flops
 from experiment.training.module import PretrainingModule

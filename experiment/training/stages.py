@@ -18,6 +18,7 @@ from experiment.errors import ExperimentError
 from experiment.training.devices import Processes
 
 ADDRESS = "EXPERIMENT_STAGE_STORE"
+PORT_DISTANCE = 10_000  # Lightning gives Slurm jobs the 10,000 ports from 15,000 on
 MEETING = timedelta(minutes=10)  # for the processes of one run to find each other
 GOODBYE = timedelta(seconds=30)  # for them to part after an error
 PATIENCE = timedelta(days=30)  # then a follower waits as long as its leader lives
@@ -45,8 +46,9 @@ class StageBoard:
     def _open(self) -> TCPStore:
         p = self._processes
         if p.environment.creates_processes_externally and ADDRESS not in os.environ:
-            # torchrun and Slurm agree on a main port; the one after it is ours
-            host, port = p.environment.main_address, p.environment.main_port + 1
+            # torchrun and Slurm agree on a main port; ours is far from it, as neighbouring jobs have neighbouring ports
+            host, main = p.environment.main_address, p.environment.main_port
+            port = main + PORT_DISTANCE if main + PORT_DISTANCE < 2**16 else main - PORT_DISTANCE
         else:  # Lightning will start the others, and they inherit the environment
             host, port = "127.0.0.1", int(os.environ.get(ADDRESS, 0))
         try:

@@ -1,5 +1,6 @@
 """Hydra sweeper `matrix`: every run of the experiment, in dependency order. Heavy imports stay inside functions."""
 
+from pathlib import Path
 from typing import Any
 
 from hydra.plugins.sweeper import Sweeper
@@ -11,15 +12,30 @@ class MatrixSweeper(Sweeper):
     """The 26 runs (or 18 with `only_30b`). Overrides of mixture, tok and schedule choose among them; others apply
     to every run, and those with several values multiply the matrix."""
 
-    def __init__(self, flavor: str = "bl", only_30b: bool = False, n_jobs: int | None = None):
+    def __init__(
+        self,
+        flavor: str = "bl",
+        only_30b: bool = False,
+        n_jobs: int | None = None,
+        where: str = "local",
+        slurm: DictConfig | None = None,
+    ):
         self.flavor, self.only_30b, self.n_jobs = flavor, only_30b, n_jobs
+        self.where, self.slurm = where, slurm
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config = config
 
     def sweep(self, arguments: list[str]) -> Any:
+        from experiment.errors import ConfigError
         from experiment.launching.local import run_jobs
+        from experiment.launching.slurm import slurm_settings, submit
         from experiment.launching.sweeps import matrix_jobs
 
+        if self.where not in ("local", "slurm", "scripts"):
+            raise ConfigError([f"hydra.sweeper.where: got {self.where!r}; must be local, slurm or scripts"])
         jobs = matrix_jobs(arguments, self.flavor, self.only_30b, self.config)
-        return run_jobs(jobs, self.n_jobs, str(jobs[0].run.config.trainer.accelerator))
+        if self.where == "local":
+            return run_jobs(jobs, self.n_jobs, str(jobs[0].run.config.trainer.accelerator))
+        scripts = Path(self.config.hydra.sweep.dir)
+        return submit(jobs, slurm_settings(self.slurm), scripts, only_write=self.where == "scripts")
