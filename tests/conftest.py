@@ -64,8 +64,13 @@ class Launcher:
         assert train(composed) == 0
         return Finished(resolve(composed))
 
-    def command(self, *overrides: str) -> list[str]:
-        return [sys.executable, "-m", "experiment.train", *self.base, *overrides]
+    def command(self, *overrides: str, sweep: bool = False) -> list[str]:
+        return [sys.executable, "-m", "experiment.train", *(["-m"] if sweep else []), *self.base, *overrides]
+
+    def sweep(self, *overrides: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Start a sweep in a process of its own."""
+        command = self.command(*overrides, sweep=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=900, **options)
 
     def start(self, *overrides: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Train in a process of its own, as a user would."""

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Callable, Iterable
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -39,8 +41,10 @@ def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig
                 nonlocal code, failure
                 try:
                     code = task(cfg) or 0
-                except ExperimentError as error:  # kept from Hydra, which would announce it in its own words
-                    failure = error
+                except ExperimentError as error:
+                    if HydraConfig.get().mode is RunMode.MULTIRUN:
+                        raise  # a launcher of Hydra's must see it
+                    failure = error  # kept from Hydra, which would announce it in its own words
 
             remember.__module__ = task.__module__
             application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(remember)

@@ -98,8 +98,17 @@ def _row(run: Run, rate: float | None) -> dict[str, Any]:
 
 def corpus_tokens(config: Config, lang: str, tok: str) -> int | None:
     """Tokens in the packed shards of a language; None where there are none, or several corpora of that name."""
-    found = Path(config.paths.artifacts).glob(f"shards/{config.data.corpus}-{lang}-{tok}-*/manifest.json")
-    sizes = {json.loads(path.read_text(encoding="utf-8"))["facts"]["tokens"] for path in found}
+    artifacts = Path(config.paths.artifacts)
+    tokenizers = {
+        manifest["fingerprint"]
+        for path in artifacts.glob(f"tokenizers/{tok}-*/manifest.json")
+        if (manifest := json.loads(path.read_text(encoding="utf-8")))["inputs"]["vocab_size"] == config.tok.vocab_size
+    }
+    sizes = {
+        manifest["facts"]["tokens"]
+        for path in artifacts.glob(f"shards/{config.data.corpus}-{lang}-{tok}-*/manifest.json")
+        if (manifest := json.loads(path.read_text(encoding="utf-8")))["inputs"]["tokenizer"] in tokenizers
+    }
     return sizes.pop() if len(sizes) == 1 else None
 
 

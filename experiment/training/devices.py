@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from lightning.fabric.plugins.environments import (
     ClusterEnvironment,
     LightningEnvironment,
@@ -73,6 +75,13 @@ def find_processes(config: Config) -> Processes:
         available = torch.cuda.device_count() if accelerator == "gpu" else 1
         devices, num_nodes = t.devices or available, t.num_nodes
         rank, started_by = environment.local_rank(), ""
+        if devices > 1 and _in_a_sweep():
+            raise ConfigError(
+                [
+                    f"trainer.devices: got {devices}, but Lightning would start the whole sweep again in each of its "
+                    "processes; use hydra/launcher=process, which gives every run a process of its own"
+                ]
+            )
         if num_nodes > 1:
             raise ConfigError(["trainer.num_nodes: several nodes need torchrun or Slurm to start their processes"])
         if accelerator == "gpu" and devices > available:
@@ -80,6 +89,10 @@ def find_processes(config: Config) -> Processes:
     if started_by and t.devices not in (None, devices):
         raise ConfigError([f"trainer.devices: got {t.devices}, but {started_by} started {devices} processes per node"])
     return Processes(environment, devices, num_nodes, rank, accelerator)
+
+
+def _in_a_sweep() -> bool:
+    return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
 
 
 def check_batch_divides(config: Config, world_size: int) -> None:

@@ -1,0 +1,255 @@
+"""Sweeps: one command for many runs, which a crash cannot confuse."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from experiment.launching.jobs import Job, clean_environment, jobs_of
+from experiment.launching.local import Devices, Scheduler, SweepFailed, run_jobs
+from experiment.launching.sweeps import points_of
+from experiment.matrix.runs import matrix_runs
+from experiment.run_directory import RunDirectory
+from tests.conftest import Finished, Launcher, assert_same_weights
+
+MATRIX = "hydra/sweeper=matrix"
+
+
+def states(launcher: Launcher) -> dict[str, str]:
+    """State of every run, by its name without the settings that make the tests' runs small."""
+    place = launcher.resolve().scale_directory
+    small = re.compile(r"__batch-512__context.*?(?=__seed|__x|$)")
+    return {small.sub("", path.name): RunDirectory(path).state() for path in sorted(place.iterdir())}
+
+
+def test_values_of_a_sweep_multiply():
+    assert points_of(["seed=0,1", "mixture=en", "schedule.peak_lr=1e-3,3e-3"]) == [
+        ["seed=0", "mixture=en", "schedule.peak_lr=0.001"],
+        ["seed=0", "mixture=en", "schedule.peak_lr=0.003"],
+        ["seed=1", "mixture=en", "schedule.peak_lr=0.001"],
+        ["seed=1", "mixture=en", "schedule.peak_lr=0.003"],
+    ]
+
+
+def test_a_job_inherits_nothing_that_makes_it_a_rank(monkeypatch):
+    polluted = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PL_GLOBAL_SEED", "NODE_RANK"]
+    polluted += ["GROUP_RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "SLURM_NTASKS", "EXPERIMENT_STAGE_STORE"]
+    for name in polluted:
+        monkeypatch.setenv(name, "1")
+    environment = clean_environment()
+    assert not set(polluted) & set(environment)
+    assert environment["PATH"] == os.environ["PATH"]
+
+
+def test_a_plain_sweep_of_seeds_and_cells_then_again(launcher):
+    points = ("mixture=en,zh", "tok=bl_destarved", "seed=0,1")
+    environment = os.environ | {"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}  # of another job
+    first = launcher.sweep(*points, env=environment)
+    assert first.returncode == 0, first.stderr + first.stdout
+    assert "4 runs: 4 done" in first.stdout
+    assert list(states(launcher).values()) == ["done"] * 4
+    start = time.monotonic()
+    again = launcher.sweep(*points)
+    assert again.returncode == 0 and again.stdout.count("finished already") == 4
+    assert time.monotonic() - start < 20, "no run is started to find that it is finished"
+    (log,) = {path.name for path in launcher.resolve("mixture=en").directory.glob("*.txt")}
+    assert "BPB" in (launcher.resolve("mixture=en").directory / log).read_text()
+
+
+def test_every_point_is_checked_before_the_first_one_starts(launcher):
+    result = launcher.sweep("mixture=en,en-fr", "schedule=wsd,trunk")
+    assert result.returncode == 2
+    assert result.stderr.count("error: ") == 2 and "budget" in result.stderr
+    assert not launcher.resolve().scale_directory.exists()
+    result = launcher.sweep("mixture=en,en-dx", "seed=0,x")
+    assert [line.split(":")[1] for line in result.stderr.splitlines()] == [" mixture", " seed"]
+
+
+def test_several_devices_in_one_process_sweep_are_refused(launcher):
+    """HAZARDS 1: Lightning starts the command line again, and under -m in one process that is the whole sweep."""
+    result = launcher.sweep("hydra/launcher=basic", "mixture=en,zh", "trainer.devices=2")
+    assert result.returncode == 2
+    assert "use hydra/launcher=process" in result.stderr
+    assert "done" not in states(launcher).values() if launcher.resolve().scale_directory.exists() else True
+
+
+def test_the_matrix_in_dependency_order(launcher):
+    """A cell with a trunk, its two cooldowns, and a self-contained cell; the trunk's end is not waited for."""
+    result = launcher.sweep(MATRIX, "mixture=en-ar,en-fr", "tok=bl_starved")
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert "4 runs: 4 done" in result.stdout
+    assert states(launcher) == dict.fromkeys(
+        ("en-ar__bl_starved", "en-ar__bl_starved__100b", "en-ar__bl_starved__trunk", "en-fr__bl_starved"), "done"
+    )
+    again = launcher.sweep(MATRIX, "mixture=en-ar,en-fr", "tok=bl_starved")
+    assert again.returncode == 0 and again.stdout.count("finished already") == 4
+
+
+def test_a_failure_skips_what_depends_on_it_and_nothing_else(launcher):
+    trunk = launcher.resolve("mixture=en-ar", "tok=bl_starved", "schedule=trunk")
+    trunk.directory.mkdir(parents=True)
+    (trunk.directory / "run.json").write_text('{"state": "interrupted"}')  # of no run
+    result = launcher.sweep(MATRIX, "mixture=en-ar,zh", "tok=bl_starved")
+    assert result.returncode == 1
+    assert "failed    en-ar__bl_starved__trunk" in result.stdout
+    assert (
+        "skipped   en-ar__bl_starved__100b" in result.stdout and "skipped   en-ar__bl_starved__batch" in result.stdout
+    )
+    assert "3 of 4 runs did not finish" in result.stderr
+    assert states(launcher)["zh__bl_starved"] == "done"
+
+
+def jobs_for(launcher: Launcher, *overrides: str) -> list[Job]:
+    runs = matrix_runs(overrides=[*launcher.base, *overrides], corpus_of_scale=False)
+    cell = [run for run in runs if run.mixture == "en-de" and run.tok_name == "bl_starved"]
+    return jobs_of(cell, [*launcher.base, *overrides], (), [])
+
+
+def test_a_job_that_diverges_or_crashes_is_told_by_its_exit_code(launcher, monkeypatch):
+    codes = iter([3, 75, 9])
+    monkeypatch.setattr(Job, "command", property(lambda self: ["sh", "-c", f"echo the reason; exit {next(codes)}"]))
+    monkeypatch.setattr(Job, "can_start", property(lambda self: True))
+    with pytest.raises(SweepFailed) as caught:
+        run_jobs(jobs_for(launcher), 1, "cpu")
+    for state in ("diverged", "interrupted", "failed"):
+        assert f"({state})" in str(caught.value)
+
+
+def test_devices_are_handed_out_and_given_back(launcher, monkeypatch):
+    seen: list[str] = []
+    script = 'test "$CUDA_VISIBLE_DEVICES" != "" && echo "$CUDA_VISIBLE_DEVICES" >> '
+    record = Path(launcher.resolve().scale_directory).parent / "seen"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(Job, "command", property(lambda self: ["sh", "-c", f"{script} {record}; sleep 0.5"]))
+    monkeypatch.setattr(Job, "can_start", property(lambda self: True))
+    jobs = jobs_for(launcher, "trainer.devices=2")
+    devices = Devices(["4", "5", "6"], True, 1)
+    Scheduler(jobs, devices).run()
+    seen = record.read_text().split()
+    assert len(seen) == 3 and all(len(set(pair.split(",")) & {"4", "5", "6"}) == 2 for pair in seen)
+    assert sorted(devices.free) == ["4", "5", "6"]
+    with pytest.raises(SweepFailed, match="failed"):
+        run_jobs(jobs_for(launcher, "trainer.devices=8"), 2, "cpu")
+
+
+def test_a_run_that_another_process_holds_is_waited_for(launcher, monkeypatch):
+    (job,) = [job for job in jobs_for(launcher) if job.run.kind == "trunk"]
+    scheduler = Scheduler([job], Devices(["0"], False, 1))
+    with job.directory.held():
+        scheduler._try(job)
+        assert scheduler.states == {job.name: "waiting"}
+    monkeypatch.setattr(Job, "command", property(lambda self: ["true"]))
+    assert scheduler.run() == {job.name: "done"}
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_jobs_saved_and_the_same_command_goes_on(launchers):
+    points = ("mixture=en,zh", "tok=bl_destarved", "scale.token_scale=1e-5", "batch.tokens=256")
+    launcher = launchers("stopped")
+    process = subprocess.Popen(
+        launcher.command(*points, sweep=True), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    runs = [launcher.resolve(*points[1:], f"mixture={mixture}") for mixture in ("en", "zh")]
+    while process.poll() is None and not all((run.directory / "progress.json").exists() for run in runs):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=120)
+    assert process.returncode == 75, message
+    assert "its runs are saved" in message
+    assert {RunDirectory(run.directory).state() for run in runs} == {"interrupted"}
+    again = launcher.sweep(*points)
+    assert again.returncode == 0, again.stderr + again.stdout
+    whole = launchers("whole")
+    assert whole.sweep(*points).returncode == 0
+    for run in runs:
+        other = Finished(whole.resolve(*points[1:], f"mixture={run.mixture}"))
+        assert_same_weights(Finished(run).checkpoint(), other.checkpoint())
+
+
+@pytest.mark.slow
+def test_devices_2_1_2_in_one_sweep(launcher):
+    result = launcher.sweep("mixture=en", "trainer.devices=2,1,2", "seed=0")
+    assert result.returncode == 2 and "3 points of this sweep are this one run" in result.stderr
+    result = launcher.sweep("mixture=en", "seed=0,1", "trainer.devices=2", "hydra.launcher.n_jobs=2")
+    assert result.returncode == 0, result.stderr + result.stdout
+    result = launcher.sweep("mixture=en", "seed=2,3", "trainer.devices=1")
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert list(states(launcher).values()) == ["done"] * 4
+
+
+@pytest.mark.slow
+def test_a_killed_rank_fails_its_job_and_no_other(launcher):
+    command = launcher.command(
+        "mixture=en,zh", "trainer.devices=2", "scale.token_scale=2e-5", "hydra.launcher.n_jobs=4", sweep=True
+    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    runs = [launcher.resolve("scale.token_scale=2e-5", f"mixture={mixture}") for mixture in ("en", "zh")]
+    while process.poll() is None and not all((run.directory / "progress.json").exists() for run in runs):
+        time.sleep(0.05)
+    ranks = subprocess.run(["pgrep", "-f", "train_ddp_process_1"], capture_output=True, text=True).stdout.split()
+    mine = [pid for pid in ranks if "mixture=en" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(int(mine[0]), signal.SIGKILL)
+    out, error = process.communicate(timeout=300)
+    assert process.returncode == 1, out + error
+    assert "1 of 2 runs did not finish: en__" in error
+    assert RunDirectory(runs[1].directory).state() == "done"
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+@pytest.mark.slow
+def test_eighteen_cells_then_the_matrix_that_shares_four_of_them(launcher):
+    cells = ("mixture=en,de,fr,ar,zh,en-de,en-fr,en-ar,en-zh", "tok=bl_starved,bl_destarved", "schedule=wsd")
+    first = launcher.sweep(*cells)
+    assert first.returncode == 0, first.stderr + first.stdout
+    assert "18 runs: 18 done" in first.stdout
+    start = time.monotonic()
+    again = launcher.sweep(*cells)
+    assert again.stdout.count("finished already") == 18
+    assert time.monotonic() - start < 30
+    before = {
+        path: path.stat().st_mtime_ns for path in launcher.resolve().scale_directory.glob("*/checkpoints/final.ckpt")
+    }
+    matrix = launcher.sweep(MATRIX)
+    assert matrix.returncode == 0, matrix.stderr + matrix.stdout
+    assert "26 runs: 26 done" in matrix.stdout
+    # 14 self-contained runs and the four 30B cells of the extended mixtures
+    assert matrix.stdout.count("finished already") == 18
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "none was trained over"
+
+
+@pytest.mark.slow
+def test_a_matrix_killed_three_times_ends_like_an_undisturbed_one(launchers):
+    part = (MATRIX, "mixture=en-ar,en-de", "tok=bl_starved", "scale.token_scale=2e-6")
+    undisturbed = launchers("undisturbed")
+    result = undisturbed.sweep(*part)
+    assert result.returncode == 0, result.stderr + result.stdout
+    launcher = launchers("killed")
+    chance = random.Random(1)
+    for _ in range(3):
+        process = subprocess.Popen(
+            launcher.command(*part, sweep=True), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(chance.uniform(5, 12))
+        children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        for pid in children[:1]:
+            os.kill(int(pid), signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    result = launcher.sweep(*part)
+    assert result.returncode == 0, result.stderr + result.stdout
+    for one in undisturbed.resolve().scale_directory.iterdir():
+        other = launcher.resolve().scale_directory / one.name
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            assert (one / name).read_bytes() == (other / name).read_bytes(), one.name
+        final = "checkpoints/final.ckpt"
+        from experiment.training.checkpoints import load
+
+        assert_same_weights(load(one / final), load(other / final))
+    shutil.rmtree(launcher.resolve().scale_directory)
