@@ -85,7 +85,7 @@ def _asked_for(config: RunsConfig, overrides: Sequence[str]) -> list[Run]:
 
 
 def _listed(run: Run) -> dict[str, Any]:
-    return run.record() | {"state": RunDirectory(run.directory).state()}
+    return run.resolved() | {"state": RunDirectory(run.directory).state()}
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

@@ -16,8 +16,8 @@ from experiment.config.compose import Composed, checked
 from experiment.config.front_door import front_door
 from experiment.config.schema import Config
 from experiment.errors import Diverged, ExperimentError, Interrupted, RunLive, RunRefused
+from experiment.matrix.belonging import Identity, identity_of, is_done, refuse_other, refuse_other_trunk
 from experiment.matrix.identity import Run, resolve
-from experiment.matrix.record import Identity, identity_of, is_done, refuse_other, refuse_other_trunk
 from experiment.run_directory import RunDirectory, read_lines, write_atomically
 
 POLL_SECONDS = 2.0
@@ -83,27 +83,57 @@ class Leader:
         self.fingerprints, self.overrides, self.fit = fingerprints, overrides, fit
 
     def finish(self, run: Run) -> None:
-        """Train a run to its end, or say that it is finished."""
-        directory = RunDirectory(run.directory)
-        identity = self._identity(run)
+        """Train a run to its end, or say that it is finished. A branch comes after its trunk."""
+        directory, identity = RunDirectory(run.directory), self._identity(run)
         record = directory.read()
         if record is not None and is_done(directory.path, record, run, identity):
             print(f"{run.name} is finished already.")
         else:
+            start = None
+            if run.branch_from is not None and _own_checkpoint(directory) is None:
+                start = run.branch_from
+                self._bring_trunk_to(start, run)
+                refuse_other_trunk(start, _identity_in(start), identity)
             with directory.held():
-                self._carry(run, identity, directory, run.schedule.end_step)
+                self._train(run, identity, directory, start, run.schedule.end_step)
         print(summary(directory))
 
     def _identity(self, run: Run) -> Identity:
         trunk = identity_of(run.trunk, self.fingerprints) if run.trunk else None
-        if run.config.branch.trunk:
+        if run.config.branch.trunk:  # a trunk by name says itself what it is
             trunk = RunDirectory(run.scale_directory / run.config.branch.trunk).read()
             if trunk is None:
                 raise RunRefused(f"branch.trunk: there is no run {run.config.branch.trunk} in {run.scale_directory}")
         return identity_of(run, self.fingerprints, trunk)
 
-    def _carry(self, run: Run, identity: Identity, directory: RunDirectory, stop_step: int) -> None:
-        """Train a held run to `stop_step` from wherever it stands, and record how that went."""
+    def _bring_trunk_to(self, mark: Path, branch: Run) -> None:
+        """Make the checkpoint that a branch leaves from: train its trunk so far, or wait for who does."""
+        if mark.exists():
+            return
+        trunk = branch.trunk
+        if trunk is None or branch.config.branch.missing == "error":
+            raise RunRefused(f"{mark}: missing, and branch.missing=error; train the trunk first: schedule=trunk")
+        directory, stop_step = RunDirectory(trunk.directory), branch.schedule.start_step
+        told = False
+        while not mark.exists():
+            own = _own_checkpoint(directory)
+            if own is not None and (step := _identity_in(own)["step"]) >= stop_step:
+                raise RunRefused(
+                    f"{mark}: missing, and the trunk is past it (update {step} of {stop_step}); "
+                    "name marks in train.stable_marks before a trunk reaches them, or remove its directory"
+                )
+            try:
+                with directory.held():
+                    print(f"{branch.name} starts from {trunk.name} at {mark.stem}, which is trained first.", flush=True)
+                    self._train(trunk, self._identity(trunk), directory, None, stop_step)
+            except RunLive:
+                if not told:
+                    print(f"waiting for {mark.stem} of {trunk.name}: {directory.holder()}", flush=True)
+                    told = True
+                time.sleep(POLL_SECONDS)
+
+    def _train(self, run: Run, identity: Identity, directory: RunDirectory, start: Path | None, stop_step: int) -> None:
+        """Train a held run to `stop_step` from its own last checkpoint, else from `start`; record how it went."""
         record = directory.read()
         if record is not None:
             if is_done(directory.path, record, run, identity):
@@ -114,10 +144,11 @@ class Leader:
                     f"{directory.last}. Try a variant, say schedule.peak_lr={run.config.schedule.peak_lr / 3:g}, "
                     f"or remove the directory to start again"
                 )
-        checkpoint = self._start(run, identity, directory)
+        if (own := _own_checkpoint(directory)) is not None:
+            refuse_other(own, _identity_in(own), identity)
         self._write_down(run, identity, directory)
         try:
-            self.fit(run, identity, checkpoint, stop_step)
+            self.fit(run, identity, own or start, stop_step)
         except Diverged as error:
             directory.set_state("diverged", error=str(error))
             kept = directory.last if directory.last.exists() else "none yet"
@@ -131,56 +162,19 @@ class Leader:
             raise
         directory.set_state("done" if stop_step == run.schedule.end_step else "interrupted")
 
-    def _start(self, run: Run, identity: Identity, directory: RunDirectory) -> Path | None:
-        """The checkpoint to go on from: the run's own, its trunk's, or none."""
-        for own in (directory.last, directory.final):
-            if own.exists():
-                refuse_other(own, _identity_in(own), identity)
-                return own
-        if run.branch_from is None:
-            return None
-        if not run.branch_from.exists():
-            self._train_trunk(run)
-        refuse_other_trunk(run.branch_from, _identity_in(run.branch_from), identity)
-        return run.branch_from
-
-    def _train_trunk(self, branch: Run) -> None:
-        """Make the checkpoint a branch leaves from: train its trunk to that mark, or wait for who does."""
-        trunk, wanted = branch.trunk, branch.branch_from
-        assert wanted is not None
-        if trunk is None or branch.config.branch.missing == "error":
-            raise RunRefused(f"{wanted}: missing, and branch.missing=error; train the trunk first: schedule=trunk")
-        directory = RunDirectory(trunk.directory)
-        stop_step = branch.schedule.start_step
-        told = False
-        while not wanted.exists():
-            try:
-                with directory.held():
-                    self._refuse_passed(directory, wanted, stop_step)
-                    print(f"{branch.name} starts from {trunk.name} at {wanted.stem}, which is trained first.")
-                    self._carry(trunk, self._identity(trunk), directory, stop_step)
-            except RunLive:
-                if not told:
-                    print(f"waiting for {wanted.stem} of {trunk.name}: {directory.holder()}", flush=True)
-                    told = True
-                time.sleep(POLL_SECONDS)
-
-    def _refuse_passed(self, directory: RunDirectory, wanted: Path, stop_step: int) -> None:
-        own = next((path for path in (directory.last, directory.final) if path.exists()), None)
-        if own is not None and (step := _identity_in(own)["step"]) >= stop_step:
-            raise RunRefused(
-                f"{wanted}: missing, and the trunk is past it (update {step} of {stop_step}); "
-                "name marks in train.stable_marks before a trunk reaches them, or remove its directory"
-            )
-
     def _write_down(self, run: Run, identity: Identity, directory: RunDirectory) -> None:
-        from experiment.training.fit import versions
+        from experiment.training.provenance import provenance
 
-        facts = {"state": "running", "end_step": run.schedule.end_step, "versions": versions()}
-        directory.write(identity | run.record() | facts | {"overrides": list(self.overrides)})
+        facts = {"state": "running", "end_step": run.schedule.end_step}
+        origin = {"overrides": list(self.overrides)} | provenance(run.config)
+        directory.write(identity | run.resolved() | facts | origin)
         hydra = directory.path / ".hydra"
         write_atomically(hydra / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(run.config)))
         write_atomically(hydra / "overrides.yaml", OmegaConf.to_yaml(list(self.overrides)))
+
+
+def _own_checkpoint(directory: RunDirectory) -> Path | None:
+    return next((path for path in (directory.last, directory.final) if path.exists()), None)
 
 
 def _identity_in(checkpoint: Path) -> dict[str, Any]:
@@ -192,23 +186,29 @@ def _identity_in(checkpoint: Path) -> dict[str, Any]:
 def summary(directory: RunDirectory) -> str:
     """A finished run in a few lines: tokens, BPB per language and source, where things are."""
     lines = read_lines(directory.evaluations)
-    last = [line for line in lines if line["step"] == lines[-1]["step"]]
-    metrics = read_lines(directory.metrics)[-1]
-    sources = list(dict.fromkeys(line["source"] for line in last))
-    bpb = {(line["lang"], line["source"]): f"{line['bpb']:.4f}" for line in last}
-    epochs = ", ".join(f"{lang} {n:.2f}" for lang, n in metrics["epochs"].items())
-    rows = [
-        f"\n{last[0]['run']}: {last[0]['tokens']:,} tokens in {last[0]['step']:,} updates; epochs: {epochs}",
-        "  BPB  " + "".join(f"{source:>10}" for source in sources),
-        *(
-            f"  {lang:5}" + "".join(f"{bpb.get((lang, source), ''):>10}" for source in sources)
-            for lang in dict.fromkeys(line["lang"] for line in last)
-        ),
+    rows = [""]
+    if lines:
+        last = [line for line in lines if line["step"] == lines[-1]["step"]]
+        epochs = ", ".join(f"{lang} {n:.2f}" for lang, n in read_lines(directory.metrics)[-1]["epochs"].items())
+        rows += [f"{last[0]['run']}: {last[0]['tokens']:,} tokens in {last[0]['step']:,} updates; epochs: {epochs}"]
+        rows += bpb_table(last)
+    rows += [
         f"  run          {directory.path}",
         f"  checkpoint   {directory.final}",
         f"  records      {directory.evaluations.name}, {directory.metrics.name}, run.json",
     ]
     return "\n".join(rows)
+
+
+def bpb_table(lines: list[dict[str, Any]]) -> list[str]:
+    """BPB of one evaluation point, languages by sources."""
+    sources = list(dict.fromkeys(line["source"] for line in lines))
+    langs = list(dict.fromkeys(line["lang"] for line in lines))
+    bpb = {(line["lang"], line["source"]): f"{line['bpb']:.4f}" for line in lines}
+    return [
+        "  BPB  " + "".join(f"{source:>10}" for source in sources),
+        *(f"  {lang:5}" + "".join(f"{bpb.get((lang, source), ''):>10}" for source in sources) for lang in langs),
+    ]
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def test_every_run_of_the_matrix_is_what_the_command_line_composes():
         # at main the canonical corpus is not the default of train.yaml
         composed.config.data.corpus = composed.config.scale.data
         alone = resolve(composed)
-        assert alone.record() == run.record()
+        assert alone.resolved() == run.resolved()
         assert alone.science == run.science
 
 

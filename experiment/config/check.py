@@ -175,6 +175,9 @@ def _data_problems(c: Config) -> Iterator[str]:
     yield from _one_of("branch.missing", c.branch.missing, ("train", "error"))
     if not 0 < data.holdout_fraction < 1:
         yield f"data.holdout_fraction: got {data.holdout_fraction:g}; must be between 0 and 1"
+    for lang in data.files:
+        if lang not in LANGUAGES:
+            yield f"data.files.{lang}: unknown language; {hint(lang, list(LANGUAGES))}"
     needed = dict.fromkeys(c.mixture.langs, "the mixture trains on it")
     for lang in c.tok.langs:
         needed.setdefault(lang, f"the tokenizers' amount is set by tok.langs={c.tok.langs}")

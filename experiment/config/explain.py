@@ -5,7 +5,6 @@ by itself, and what remains goes through the strict checks.
 """
 
 from collections.abc import Sequence
-from dataclasses import is_dataclass
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -80,14 +79,13 @@ def _wrong_option(group: str, override: str) -> str | None:
 
 
 def _unknown_setting(key: str, node: DictConfig) -> str | None:
-    """What is wrong with a key that the schema does not have; None for one it has (or a free dictionary's)."""
+    """What is wrong with a key that is not there; None for one that is."""
     path = key.replace("/", ".").split(".")
     for depth, name in enumerate(path):
         known = [str(k) for k in node] if OmegaConf.is_dict(node) else []
         if name not in known:
-            free = known and not is_dataclass(OmegaConf.get_type(node))
             where = ".".join(path[: depth + 1])
-            return None if free else f"{where}: there is no such setting; {hint(name, known)}"
+            return f"{where}: there is no such setting; {hint(name, known)}"
         node = node._get_node(name)
     return None
 

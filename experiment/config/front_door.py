@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiment.config.compose import CONF, register
 from experiment.config.explain import explain
-from experiment.errors import ConfigError, ExperimentError
+from experiment.errors import ConfigError, ExperimentError, Interrupted
 
 MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 """System errors that are the user's to mend: disk full, over quota, no permission, read-only."""
@@ -52,6 +52,10 @@ def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig
                 application()
                 if failure is not None:
                     raise failure
+                sys.stdout.flush()
+            except Interrupted as error:
+                print(error, file=sys.stderr)
+                code = error.exit_code
             except ExperimentError as error:
                 if asked_for_traces:
                     raise
@@ -62,16 +66,16 @@ def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig
                     raise
                 _say(explain(error, sys.argv[1:], config_name, schema))
                 code = ConfigError.exit_code
-            except OSError as error:
-                if asked_for_traces or error.errno not in MENDABLE:
-                    raise
-                _say([f"{error.filename or 'a file'}: {error.strerror}"])
-                code = ExperimentError.exit_code
             except KeyboardInterrupt:
                 _say(["interrupted"])
                 code = 130
             except BrokenPipeError:  # the reader of our output, say `head`, has gone
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            except OSError as error:
+                if asked_for_traces or error.errno not in MENDABLE:
+                    raise
+                _say([f"{error.filename or 'a file'}: {error.strerror}"])
+                code = ExperimentError.exit_code
             sys.exit(code)
 
         return program

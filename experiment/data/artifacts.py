@@ -66,6 +66,7 @@ def artifact(
         beside = place.parent / f".{place.name}.building"
         shutil.rmtree(beside, ignore_errors=True)  # left by a process that died; the lock says nobody is at it
         beside.mkdir()
+        print(f"building {kind}/{place.name}", flush=True)
         try:
             facts = build(beside)
             files = {str(p.relative_to(beside)): p for p in sorted(beside.rglob("*")) if p.is_file()}

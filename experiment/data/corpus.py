@@ -135,6 +135,7 @@ def _rows(setting: str, reader: str, paths: list[Path], **options: Any) -> Itera
     """The rows of files, streamed; files without a byte have none. Raises ExperimentError in one line."""
     import datasets  # a second of imports that only a missing corpus pays
 
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is said below, in one line
     paths = [path for path in paths if path.stat().st_size]
     if not paths:
         return

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiment.errors import RunRefused
+from experiment.matrix.belonging import identity_of, is_done
 from experiment.matrix.identity import Run
-from experiment.matrix.record import identity_of, is_done
 from experiment.run_directory import RunDirectory
 
 # A process that finds one of these takes itself for a rank of somebody else's job.

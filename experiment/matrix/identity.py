@@ -160,11 +160,11 @@ class Run:
     def science(self) -> dict[str, Any]:
         return science_of(self.config)
 
-    def record(self) -> dict[str, Any]:
+    def resolved(self) -> dict[str, Any]:
         """The resolved run under the names of the run matrix, with plain values."""
         c = self.config
         schedule = {f.name: getattr(c.schedule, f.name) for f in fields(c.schedule) if f.name not in ("kind", "suffix")}
-        record: dict[str, Any] = {
+        resolved: dict[str, Any] = {
             "name": self.name,
             "kind": self.kind,
             "langs": list(c.mixture.langs),
@@ -177,8 +177,8 @@ class Run:
             "depends_on": [self.trunk_name] if self.trunk_name else [],
         }
         if self.branch_from:
-            record["branch"] = {"from": str(self.branch_from), "load_optim": c.branch.load_optim}
-        return record
+            resolved["branch"] = {"from": str(self.branch_from), "load_optim": c.branch.load_optim}
+        return resolved
 
 
 def trajectory_of(run: Run, trunk: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -229,6 +229,8 @@ def variant_of(config: Config, canonical: Config) -> str:
     changed = {key: value for key, (value, _) in differences(mine, theirs).items() if key != "scale.token_scale"}
     if config.data_seed == config.seed:
         changed.pop("data_seed", None)
+    if "data.corpus" in changed:  # how its files are read goes with a corpus's name
+        changed = {key: value for key, value in changed.items() if not key.startswith("data.") or key == "data.corpus"}
     return variant_suffix(changed)
 
 

@@ -1,8 +1,10 @@
 """Processes and devices: how many there are, who started them, what they can do."""
 
 import ctypes
+import logging
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +16,7 @@ from lightning.fabric.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
+from lightning.fabric.utilities.warnings import PossibleUserWarning
 
 from experiment.config.schema import Config
 from experiment.errors import ConfigError
@@ -52,6 +55,7 @@ class Processes:
 
 def find_processes(config: Config) -> Processes:
     """Read them from torchrun, Slurm or the config. Raises ConfigError where these disagree."""
+    _hush()
     t = config.trainer
     accelerator = t.accelerator
     if accelerator == "auto":
@@ -89,6 +93,14 @@ def find_processes(config: Config) -> Processes:
     if started_by and t.devices not in (None, devices):
         raise ConfigError([f"trainer.devices: got {t.devices}, but {started_by} started {devices} processes per node"])
     return Processes(environment, devices, num_nodes, rank, accelerator)
+
+
+def _hush() -> None:
+    """Lightning's advice concerns loaders, loops and launchers that this project replaces."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=PossibleUserWarning)
+    warnings.filterwarnings("ignore", message=r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*")
 
 
 def _in_a_sweep() -> bool:

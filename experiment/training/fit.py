@@ -1,15 +1,10 @@
 """One stage of training: from a checkpoint (or nothing) to a step, with everything written down."""
 
-import logging
-import platform
-import warnings
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
-from lightning.pytorch.utilities.warnings import PossibleUserWarning
 
 from experiment.data.datamodule import MixtureDataModule
 from experiment.data.prepare import Prepared
@@ -26,11 +21,6 @@ from experiment.training.module import PretrainingModule
 from experiment.training.progress import Progress
 from experiment.training.records import EvaluationPoints, Metrics
 from experiment.training.wsd import WSD
-
-
-def versions() -> dict[str, str]:
-    packages = ("cross-script-penalty", "torch", "lightning", "tokenizers", "datasets", "numpy", "hydra-core")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def fit(
@@ -50,7 +40,6 @@ def fit(
     directory = RunDirectory(run.directory)
     if processes.accelerator == "cpu":
         keep_freed_memory()
-    _hush()
     data = MixtureDataModule(config, prepared.shards, processes.rank, processes.world_size)
     sources = evaluation_sources(config, prepared.corpora, load_tokenizer(prepared.tokenizer))
     module = PretrainingModule(config, identity)
@@ -73,7 +62,7 @@ def fit(
             EvaluationPoints(run, directory, data, sources),
             WSD(directory, schedule, marks),
             rolling,
-            Interruption(rolling, config.train.log_every_steps),
+            Interruption(rolling),
         ],
         logger=make_logger(run, directory.path),
         max_steps=stop_step,
@@ -95,11 +84,3 @@ def _strategy(processes: Processes) -> Strategy | str:
         return "auto"
     backend = "nccl" if processes.accelerator == "gpu" else "gloo"
     return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True)
-
-
-def _hush() -> None:
-    """Lightning's advice concerns loaders and loops that this project replaces."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=PossibleUserWarning)
-    warnings.filterwarnings("ignore", message=".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*")

@@ -18,11 +18,11 @@ class Interruption(Callback):
     """Turns a signal into a saved run and `Interrupted`. The same signal again kills at once.
 
     Our handlers replace Lightning's, which would raise in the middle of things. With several ranks
-    the signal may reach one of them only, so they agree at every logged update.
+    the signal may reach one of them only, so they agree after each update.
     """
 
-    def __init__(self, checkpoint: RollingCheckpoint, log_every_steps: int):
-        self.checkpoint, self.every = checkpoint, log_every_steps
+    def __init__(self, checkpoint: RollingCheckpoint):
+        self.checkpoint = checkpoint
         self.received: int | None = None
         self.previous: dict[int, Any] = {}
 
@@ -48,8 +48,6 @@ class Interruption(Callback):
     def _agreed(self, trainer: Trainer) -> bool:
         if trainer.world_size == 1:
             return self.received is not None
-        if trainer.global_step % self.every:
-            return False
         flag = torch.tensor(float(self.received is not None), device=trainer.strategy.root_device)
         return bool(trainer.strategy.reduce(flag, reduce_op="sum").item())
 

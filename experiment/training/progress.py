@@ -14,7 +14,7 @@ from experiment.training.devices import peak_flops
 from experiment.training.module import PretrainingModule
 
 SECONDS_BETWEEN_FILES = 5.0
-LINES_PER_RUN = 20  # where stderr is no terminal
+LINES_PER_RUN = 10  # where stderr is no terminal
 
 
 class Progress(Callback):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from safetensors.torch import save_file
+from tqdm import tqdm
 
 from experiment.data.datamodule import MixtureDataModule
 from experiment.evaluation.bpb import document_nll, score_of
@@ -97,6 +98,8 @@ class EvaluationPoints(Callback):
             if config.evaluation.snapshots:
                 self._keep_weights(module, step)
             append_lines(self.directory.evaluations, lines)
+            bpb = ", ".join(f"{line['source']} {line['lang']} {line['bpb']:.3f}" for line in lines)
+            tqdm.write(f"{self.run.name}  {lines[0]['tokens']:,} tokens  BPB: {bpb}")
             for logger in trainer.loggers:
                 logger.log_metrics({f"bpb/{line['source']}/{line['lang']}": line["bpb"] for line in lines}, step)
 
@@ -106,10 +109,17 @@ class EvaluationPoints(Callback):
         beside = path.with_name(f".{path.name}.tmp")
         weights = {name: tensor.contiguous() for name, tensor in module.decoder.state_dict().items()}
         save_file(weights, beside, metadata={"run": self.run.name, "step": str(step)})
+        os.chmod(beside, 0o666 & ~_umask())  # safetensors makes files that only their owner can read
         with open(beside, "rb") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
         sync_directory(path.parent)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _sum_over_ranks(trainer: Trainer, totals: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,9 @@ def refuse_other(where: Path, recorded: Identity, wanted: Identity, ignoring: tu
         for key, (old, new) in differences(theirs, mine).items()
     ]
     if changed:
-        raise RunRefused(f"{where}: holds another experiment: {'; '.join(changed)}")
+        raise RunRefused(
+            f"{where}: holds another experiment: {'; '.join(changed)}. Use another paths.runs, or remove {where}"
+        )
 
 
 def refuse_other_trunk(where: Path, recorded: Identity, branch: Identity) -> None:
