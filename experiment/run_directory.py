@@ -62,8 +62,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The complete JSON lines of a file; a last line that a kill cut short is left out."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+            record["step"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunRefused(f"{path}: line {number} is no record of a run; remove that line") from error
+        records.append(record)
+    return records
 
 
 def keep_lines_up_to(path: Path, step: int) -> None:
@@ -112,7 +119,9 @@ class RunDirectory:
         record = self.read()
         if record is None:
             return "pending"
-        state = record.get("state", "interrupted")
+        state = record.get("state")
+        if state not in STATES:
+            raise RunRefused(f"{self.path}: run.json holds no state of a run; remove the directory to start again")
         return "interrupted" if state == "running" and not self.is_held() else state
 
     def is_held(self) -> bool:
@@ -124,6 +133,8 @@ class RunDirectory:
             lock.acquire(timeout=0)
         except Timeout:
             return True
+        except OSError:  # a place where nothing can be locked is a place where nothing is written
+            return False
         lock.release()
         return False
 

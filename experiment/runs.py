@@ -13,13 +13,12 @@ from experiment.config.check import AVAILABLE_FLAVORS, PLANNED_FLAVORS, hint, to
 from experiment.config.front_door import front_door
 from experiment.config.schema import Config, RunsConfig
 from experiment.errors import ConfigError
-from experiment.matrix.board import status
+from experiment.matrix.board import state_of, status
 from experiment.matrix.budget import plan, trained_tokens
 from experiment.matrix.identity import Run
 from experiment.matrix.names import mark_name
 from experiment.matrix.runs import ROWS, chosen_rows, matrix_runs
 from experiment.model.size import PEAK_FLOPS
-from experiment.run_directory import RunDirectory
 
 WATCH_SECONDS = 5.0
 
@@ -85,7 +84,8 @@ def _asked_for(config: RunsConfig, overrides: Sequence[str]) -> list[Run]:
 
 
 def _listed(run: Run) -> dict[str, Any]:
-    return run.resolved() | {"state": RunDirectory(run.directory).state()}
+    state, _ = state_of(run)
+    return run.resolved() | {"state": state}
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

@@ -38,12 +38,14 @@ def train(composed: Composed) -> int:
     from experiment.data.prepare import prepare
     from experiment.training.devices import check_batch_divides, find_processes
     from experiment.training.fit import fit
+    from experiment.training.loggers import check_logger
     from experiment.training.stages import Stage, StageBoard
 
     processes = find_processes(run.config)
     check_batch_divides(run.config, processes.world_size)
     with StageBoard(processes) as board:
         if processes.is_leader:
+            check_logger(run.config)
             prepared = prepare(run.config)
 
             def fit_together(target: Run, identity: Identity, checkpoint: Path | None, stop_step: int) -> None:
@@ -93,7 +95,7 @@ class Leader:
             if run.branch_from is not None and _own_checkpoint(directory) is None:
                 start = run.branch_from
                 self._bring_trunk_to(start, run)
-                refuse_other_trunk(start, _identity_in(start), identity)
+                refuse_other_trunk(start, _identity_in(start), identity, run.schedule.start_step)
             with directory.held():
                 self._train(run, identity, directory, start, run.schedule.end_step)
         print(summary(directory))
@@ -140,20 +142,22 @@ class Leader:
                 return  # another process finished it while this one waited
             if record["state"] == "diverged":
                 raise RunRefused(
-                    f"{directory.path}: this run has diverged ({record['error']}); its last healthy checkpoint is "
-                    f"{directory.last}. Try a variant, say schedule.peak_lr={run.config.schedule.peak_lr / 3:g}, "
-                    f"or remove the directory to start again"
+                    f"{directory.path}: this run has diverged ({record.get('error')}). {_kept(directory)}. Try a "
+                    f"variant, say schedule.peak_lr={run.config.schedule.peak_lr / 3:g}, or remove the directory "
+                    "to start again"
                 )
         if (own := _own_checkpoint(directory)) is not None:
-            refuse_other(own, _identity_in(own), identity)
+            found = _identity_in(own)
+            refuse_other(own, found, identity)
+            if found["step"] > stop_step:
+                raise RunRefused(f"{own}: stands at update {found['step']}, beyond the end asked for ({stop_step})")
         self._write_down(run, identity, directory)
         try:
             self.fit(run, identity, own or start, stop_step)
         except Diverged as error:
             directory.set_state("diverged", error=str(error))
-            kept = directory.last if directory.last.exists() else "none yet"
-            raise Diverged(f"{run.name} diverged: {error}. Last healthy checkpoint: {kept}") from error
-        except (Interrupted, KeyboardInterrupt):
+            raise Diverged(f"{run.name} diverged: {error}. {_kept(directory)}") from error
+        except (Interrupted, KeyboardInterrupt, BrokenPipeError):
             directory.set_state("interrupted")
             raise
         except BaseException as error:
@@ -173,6 +177,10 @@ class Leader:
         write_atomically(hydra / "overrides.yaml", OmegaConf.to_yaml(list(self.overrides)))
 
 
+def _kept(directory: RunDirectory) -> str:
+    return f"Last healthy checkpoint: {directory.last if directory.last.exists() else 'none yet'}"
+
+
 def _own_checkpoint(directory: RunDirectory) -> Path | None:
     return next((path for path in (directory.last, directory.final) if path.exists()), None)
 
@@ -187,9 +195,10 @@ def summary(directory: RunDirectory) -> str:
     """A finished run in a few lines: tokens, BPB per language and source, where things are."""
     lines = read_lines(directory.evaluations)
     rows = [""]
-    if lines:
+    metrics = read_lines(directory.metrics)
+    if lines and metrics:
         last = [line for line in lines if line["step"] == lines[-1]["step"]]
-        epochs = ", ".join(f"{lang} {n:.2f}" for lang, n in read_lines(directory.metrics)[-1]["epochs"].items())
+        epochs = ", ".join(f"{lang} {n:.2f}" for lang, n in metrics[-1]["epochs"].items())
         rows += [f"{last[0]['run']}: {last[0]['tokens']:,} tokens in {last[0]['step']:,} updates; epochs: {epochs}"]
         rows += bpb_table(last)
     rows += [

@@ -82,8 +82,10 @@ def test_local_files_of_every_kind_give_the_same_documents(tmp_path, kind):
 @pytest.mark.parametrize(
     "content, settings, message",
     [
-        (b'{"text": "a"}\n{"text": ', {}, "cannot be read"),
-        (b'{"body": "a"}\n', {}, "data.text_column: en.jsonl has no column 'text'; it has body"),
+        (b'{"text": "a"}\n{"text": ', {}, "line 2 of"),
+        (b'{"body": "a"}\n', {}, "data.text_column: en.jsonl has no column 'text' in row 0; it has body"),
+        (b'{"text": 5}\n', {}, "row 0 of en.jsonl holds a int, not text"),
+        (b"[1]\n", {}, "line 1 of"),
         (b'{"text": "a"}\n{"text": "b"}\n', {"holdout_by": "id"}, "document 0 has no id"),
         (b'{"text": "a"}\n', {}, "no document for the"),
         (b'{"text": "\\ud800"}\n', {}, "data.files.en"),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from experiment.config.check import settings_of
 from experiment.config.compose import compose
-from experiment.matrix.identity import EXECUTION, SCIENCE, resolve, settings_of
+from experiment.matrix.identity import EXECUTION, SCIENCE, resolve
 from experiment.matrix.names import mark_name, run_name, variant_suffix
 from experiment.matrix.runs import matrix_runs, mixtures
 

@@ -23,7 +23,7 @@ def test_what_a_run_leaves_behind(launcher):
     assert sorted(p.name for p in (directory / "checkpoints").iterdir()) == ["final.ckpt", "stable_10000M.ckpt"]
     assert done.record["state"] == "done" and done.directory.state() == "done"
     assert done.record["science"]["schedule.peak_lr"] == 3e-3
-    assert set(done.record["fingerprints"]) == {"corpora", "tokenizer", "shards"}
+    assert set(done.record["fingerprints"]) == {"corpora", "tokenizer", "shards", "parallel"}
     assert {"torch", "lightning", "tokenizers"} < set(done.record["versions"])
     for name in ("config.yaml", "overrides.yaml"):
         assert (directory / ".hydra" / name).exists()

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
@@ -15,6 +16,7 @@ from experiment.errors import ConfigError
 from experiment.matrix.languages import LANGUAGES
 from experiment.schedule import DECAY_SHAPES, Schedule, steps_of_marks
 
+RESERVED_NAMES = ("artifacts", "sweeps")
 AVAILABLE_FLAVORS = ("bl",)
 PLANNED_FLAVORS = ("unigram", "pa")
 
@@ -64,9 +66,22 @@ def _unknown_keys(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
             yield from _unknown_keys(child, OmegaConf.get_type(child), path + ".")
 
 
+def settings_of(config: Config) -> dict[str, Any]:
+    """All settings by dotted key."""
+
+    def walk(node: Any, prefix: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for f in fields(node):
+            value, key = getattr(node, f.name), f"{prefix}{f.name}"
+            flat |= walk(value, f"{key}.") if is_dataclass(value) else {key: value}
+        return flat
+
+    return walk(config, "")
+
+
 def check(config: Config) -> None:
     """Refuse settings that cannot work together. Raises ConfigError with one line per problem."""
-    problems = list(_problems(config))
+    problems = list(_not_finite(config)) or list(_problems(config))
     if problems:
         raise ConfigError(problems)
 
@@ -79,18 +94,39 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> Iterator[str]:
 def _at_least(name: str, value: float | None, least: float, strictly: bool = False) -> Iterator[str]:
     if value is None:
         return
-    if not math.isfinite(value) or value < least or (strictly and value == least):
+    if value < least or (strictly and value == least):
         yield f"{name}: got {value:g}; must be {'above' if strictly else 'at least'} {least:g}"
 
 
+def _not_finite(config: Config) -> Iterator[str]:
+    for key, value in settings_of(config).items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                yield f"{key}: got {number}; must be a finite number"
+
+
+def _names(c: Config) -> Iterator[str]:
+    """What becomes part of a path must stay in its place and be the same on every system."""
+    for key, value in (("scale.name", c.scale.name), ("data.corpus", c.data.corpus)):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value) or value in RESERVED_NAMES:
+            yield f"{key}: got {value!r}; must be a name of letters, digits, . _ - and not one of {RESERVED_NAMES}"
+    suffix = c.schedule.suffix
+    if not re.fullmatch(r"[A-Za-z0-9-]{0,32}", suffix) or (suffix == "trunk") != (c.schedule.kind == "trunk"):
+        yield f"schedule.suffix: got {suffix!r}; must be letters, digits or -, and 'trunk' for a trunk and nothing else"
+    for key, value in (("paths.runs", c.paths.runs), ("paths.artifacts", c.paths.artifacts)):
+        if not value.strip():
+            yield f"{key}: got {value!r}; must name a directory"
+
+
 def _problems(c: Config) -> Iterator[str]:
+    yield from _names(c)
     yield from _mixture_problems(c)
     yield from _tok_problems(c)
     yield from _shape_problems(c)
     yield from _data_problems(c)
     schedule_problems = list(_schedule_problems(c))
     yield from schedule_problems
-    if not schedule_problems:
+    if not schedule_problems and c.batch.tokens >= 1:
         yield from _axis_problems(c)
     for name in ("accelerator", "precision"):
         allowed = {"accelerator": ("auto", "cpu", "gpu"), "precision": ("bf16", "fp32")}[name]
@@ -122,7 +158,7 @@ def _mixture_problems(c: Config) -> Iterator[str]:
     if probs is not None:
         if len(probs) != len(langs):
             yield f"mixture.probs: got {len(probs)} values for {len(langs)} languages; one for each of {langs}"
-        elif not all(math.isfinite(p) and p > 0 for p in probs):
+        elif not all(p > 0 for p in probs):
             yield f"mixture.probs: got {probs}; every share must be above 0"
         elif abs(sum(Fraction(str(p)) for p in probs) - 1) > Fraction(1, 10**9):
             yield f"mixture.probs: got {probs}, which sum to {sum(probs):g}; must sum to 1"
@@ -139,7 +175,7 @@ def _tok_problems(c: Config) -> Iterator[str]:
         yield from _one_of("tok.flavor", tok.flavor, AVAILABLE_FLAVORS)
     if not 260 <= tok.vocab_size <= 65536:
         yield f"tok.vocab_size: got {tok.vocab_size}; must be in 260 (bytes and special tokens) .. 65536 (uint16)"
-    yield from _at_least("tok.temperature", tok.temperature, 0, strictly=True)
+    yield from _at_least("tok.temperature", tok.temperature, 1)
     if not tok.langs or len(set(tok.langs)) != len(tok.langs):
         yield f"tok.langs: got {tok.langs}; must be one or more different languages"
 
@@ -160,7 +196,7 @@ def _shape_problems(c: Config) -> Iterator[str]:
         yield from _at_least(f"optim.{name}", getattr(c.optim, name), 0, strictly=True)
     yield from _at_least("optim.weight_decay", c.optim.weight_decay, 0)
     if m.context >= 1 and (c.batch.tokens < m.context or c.batch.tokens % m.context):
-        below = c.batch.tokens // m.context * m.context
+        below = max(0, c.batch.tokens // m.context * m.context)
         valid = [str(n) for n in (below, below + m.context) if n > 0]
         yield (
             f"batch.tokens: got {c.batch.tokens}; must be a multiple of the context length {m.context}; "
@@ -199,7 +235,6 @@ def _schedule_problems(c: Config) -> Iterator[str]:
     for name in ("warmup_tokens", "stable_tokens", "decay_tokens"):
         yield from _at_least(f"schedule.{name}", getattr(s, name), 0)
     yield from _at_least("scale.token_scale", c.scale.token_scale, 0, strictly=True)
-    yield from _at_least("batch.tokens", c.batch.tokens, 1)
     if s.kind == "trunk" and s.decay_tokens:
         yield f"schedule.decay_tokens: got {s.decay_tokens:g}; a trunk does not decay, use a cooldown or schedule=wsd"
     if s.kind == "cooldown" and not s.decay_tokens:
@@ -235,7 +270,7 @@ def _axis_problems(c: Config) -> Iterator[str]:
         )
     marks = c.train.stable_marks
     for mark in marks:
-        if not math.isfinite(mark) or not start < mark <= end:
+        if not start < mark <= end:
             yield f"train.stable_marks: {mark:g} is not within this run's {start:g} .. {end:g} tokens"
         elif s.decay_tokens and mark > end - s.decay_tokens:
             yield f"train.stable_marks: {mark:g} lies in the decay, which starts at {end - s.decay_tokens:g}"

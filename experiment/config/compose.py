@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiment.config.check import check, to_config
 from experiment.config.schema import Config, RunsConfig
+from experiment.errors import ConfigError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # A checkout has conf/ beside the package; a wheel carries it inside.
@@ -54,8 +55,10 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Compos
 def checked(cfg: DictConfig, hydra_node: DictConfig | None = None) -> Composed:
     """A composed run as a `Composed`. `hydra_node` is Hydra's own config where `cfg` lacks it."""
     hydra = cfg.hydra if hydra_node is None else hydra_node
+    chosen = {group: hydra.runtime.choices.get(group) for group in GROUPS}
+    if wrong := [group for group, option in chosen.items() if not isinstance(option, str)]:
+        raise ConfigError([f"{group}: got {chosen[group]}; one option of the group is needed" for group in wrong])
     config = to_config(cfg, Config)
     check(config)
-    choices = {group: str(hydra.runtime.choices[group]) for group in GROUPS if group in hydra.runtime.choices}
     source = OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"])
-    return Composed(config, choices, tuple(hydra.overrides.task), source)
+    return Composed(config, chosen, tuple(hydra.overrides.task), source)

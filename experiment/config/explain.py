@@ -55,7 +55,7 @@ def explain(error: Exception, arguments: Sequence[str], config_name: str, schema
             check(config)
         except ConfigError as more:
             problems += more.problems
-        except (HydraException, OmegaConfBaseException) as more:
+        except (HydraException, OmegaConfBaseException, ValueError) as more:
             problems.append(one_line(more))
     return problems or [one_line(error)]
 
@@ -64,7 +64,7 @@ def _points(override: str) -> tuple[list[tuple[str, str]], str | None]:
     """(key, override) for every value that an override lists, or why it cannot be read."""
     try:
         parsed = OverridesParser.create().parse_override(override)
-    except HydraException:
+    except (HydraException, ValueError):
         return [], f"{override}: cannot be read; write key=value, and quote what the shell would eat"
     key = parsed.key_or_group
     if parsed.is_discrete_sweep():
@@ -93,7 +93,7 @@ def _unknown_setting(key: str, node: DictConfig) -> str | None:
 def _wrong_value(key: str, override: str, config_name: str, groups: list[str], node: DictConfig) -> str | None:
     try:
         hydra.compose(config_name, [*groups, override])
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         message = one_line(error.__cause__ or error).removeprefix(f"{key}: ")
         for name in key.split("."):
             node = node._get_node(name) if OmegaConf.is_dict(node) and name in node else None

@@ -1,9 +1,9 @@
 """What every `python -m experiment.X` shares: Hydra's grammar, one voice for errors, exit codes."""
 
-import errno
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -16,9 +16,6 @@ from omegaconf.errors import OmegaConfBaseException
 from experiment.config.compose import CONF, register
 from experiment.config.explain import explain
 from experiment.errors import ConfigError, ExperimentError, Interrupted
-
-MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
-"""System errors that are the user's to mend: disk full, over quota, no permission, read-only."""
 
 
 def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig], int | None]], Callable[[], None]]:
@@ -35,13 +32,15 @@ def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig
             asked_for_traces = os.environ.get("HYDRA_FULL_ERROR") == "1"
             os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
             code = 0
-            failure: ExperimentError | None = None
+            started = False
+            failure: Exception | None = None
 
             def remember(cfg: DictConfig) -> None:
-                nonlocal code, failure
+                nonlocal code, started, failure
+                started = True
                 try:
                     code = task(cfg) or 0
-                except ExperimentError as error:
+                except (ExperimentError, OSError) as error:
                     if HydraConfig.get().mode is RunMode.MULTIRUN:
                         raise  # a launcher of Hydra's must see it
                     failure = error  # kept from Hydra, which would announce it in its own words
@@ -53,29 +52,21 @@ def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig
                 if failure is not None:
                     raise failure
                 sys.stdout.flush()
+            except BrokenPipeError:  # the reader of our output, say `head`, has gone
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                code = 128 + signal.SIGPIPE
+            except KeyboardInterrupt:
+                print("interrupted", file=sys.stderr)
+                code = 128 + signal.SIGINT
             except Interrupted as error:
                 print(error, file=sys.stderr)
                 code = error.exit_code
-            except ExperimentError as error:
-                if asked_for_traces:
+            except Exception as error:
+                if asked_for_traces or (lines := _mendable(error, started, config_name, schema)) is None:
                     raise
-                _say(str(error).splitlines())
-                code = error.exit_code
-            except (HydraException, OmegaConfBaseException) as error:
-                if asked_for_traces:
-                    raise
-                _say(explain(error, sys.argv[1:], config_name, schema))
-                code = ConfigError.exit_code
-            except KeyboardInterrupt:
-                _say(["interrupted"])
-                code = 130
-            except BrokenPipeError:  # the reader of our output, say `head`, has gone
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            except OSError as error:
-                if asked_for_traces or error.errno not in MENDABLE:
-                    raise
-                _say([f"{error.filename or 'a file'}: {error.strerror}"])
-                code = ExperimentError.exit_code
+                for line in lines:
+                    print(f"error: {line}", file=sys.stderr)
+                code = getattr(error, "exit_code", ConfigError.exit_code)
             sys.exit(code)
 
         return program
@@ -93,6 +84,12 @@ def _register_plugins() -> None:
             Plugins.instance().register(plugin)
 
 
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(f"error: {line}", file=sys.stderr)
+def _mendable(error: Exception, started: bool, config_name: str, schema: type) -> list[str] | None:
+    """What to tell a user who can mend this; None for a bug of ours."""
+    if isinstance(error, ExperimentError):
+        return str(error).splitlines()
+    if isinstance(error, OSError) and error.errno:
+        return [f"{error.filename or 'a file'}: {error.strerror}"]
+    if not started or isinstance(error, HydraException | OmegaConfBaseException):
+        return explain(error, sys.argv[1:], config_name, schema)
+    return None

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from experiment.errors import RunRefused
 from experiment.run_directory import sync_directory, write_atomically
 
 MANIFEST = "manifest.json"
+VERIFIED = ".verified.json"
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,17 @@ def artifact(
     """The artifact for these inputs, built by `build(directory) -> facts` if it is missing.
 
     Two processes that want the same one wait for each other. Raises RunRefused if it is missing and
-    may not be built, or if files of it are missing or of another size than its manifest says.
+    may not be built, or if its files are not those that its manifest lists.
     """
     fingerprint = fingerprint_of(kind, inputs)
     place = root / kind / f"{name}-{fingerprint[:12]}"
-    if (found := _open(place)) is not None:
+    if (found := _open(place, fingerprint)) is not None:
         return found
     if not may_build:
         raise RunRefused(f"{place}: this artifact is missing, and data.missing=error; build it with data.missing=build")
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.parent / f".{place.name}.lock"):
-        if (found := _open(place)) is not None:
+        if (found := _open(place, fingerprint)) is not None:
             return found
         beside = place.parent / f".{place.name}.building"
         shutil.rmtree(beside, ignore_errors=True)  # left by a process that died; the lock says nobody is at it
@@ -85,25 +87,41 @@ def artifact(
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise
-    found = _open(place)
+    found = _open(place, fingerprint)
     assert found is not None
     return found
 
 
-def _open(place: Path) -> Artifact | None:
+def _open(place: Path, fingerprint: str) -> Artifact | None:
     if not place.exists():
         return None
     try:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        for rel, said in manifest["files"].items():
-            size = (place / rel).stat().st_size
-            if size != said["bytes"]:
-                raise ValueError(f"{rel} has {size} bytes, not {said['bytes']}")
-        return Artifact(place, manifest["fingerprint"], manifest["facts"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if manifest["fingerprint"] != fingerprint:
+            raise ValueError(f"it is another one, {manifest['fingerprint'][:12]}")
+        _verify(place, manifest["files"])
+        return Artifact(place, fingerprint, manifest["facts"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunRefused(
             f"{place}: this artifact is damaged ({error}); remove the directory to build it again"
         ) from error
+
+
+def _verify(place: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Compare sizes and checksums with the manifest; files that have not changed since are not read again."""
+    stamp_file = place / VERIFIED
+    stamps = json.loads(stamp_file.read_text(encoding="utf-8")) if stamp_file.exists() else {}
+    seen = {}
+    for rel, said in files.items():
+        facts = (place / rel).stat()
+        seen[rel] = [facts.st_size, facts.st_mtime_ns]
+        if facts.st_size != said["bytes"]:
+            raise ValueError(f"{rel} has {facts.st_size} bytes, not {said['bytes']}")
+        if stamps.get(rel) != seen[rel] and checksum(place / rel) != said["sha256"]:
+            raise ValueError(f"{rel} does not have the content it was made with")
+    if stamps != seen:
+        with suppress(OSError):  # a read-only place is verified every time
+            write_atomically(stamp_file, json.dumps(seen) + "\n")
 
 
 def _force_to_disk(path: Path) -> None:

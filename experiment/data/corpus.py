@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def corpus(data: Data, lang: str, root: Path) -> Artifact:
     inputs = {
         "corpus": data.corpus,
         "lang": lang,
-        "files": [checksum(path) for path in paths],
+        "files": [[_reader(path, f"data.files.{lang}"), checksum(path)] for path in paths],
         "text_column": data.text_column,
         "holdout_by": data.holdout_by,
         "holdout_fraction": data.holdout_fraction,
@@ -56,7 +57,17 @@ def source_files(data: Data, lang: str) -> list[Path]:
     paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True))]
     if not paths:
         raise ExperimentError(f"data.files.{lang}: no file matches {pattern}")
+    for path in paths:
+        require_file(path, f"data.files.{lang}")
     return paths
+
+
+def require_file(path: Path | str, setting: str) -> Path:
+    """The path of an existing regular file. Raises ExperimentError, naming the setting, for anything else."""
+    if not Path(path).is_file():
+        what = "is not a regular file" if Path(path).exists() else "there is no such file"
+        raise ExperimentError(f"{setting}: {path}: {what}")
+    return Path(path)
 
 
 def _split(data: Data, lang: str, paths: list[Path], out: Path) -> dict[str, Any]:
@@ -104,21 +115,37 @@ def _documents(data: Data, lang: str, paths: list[Path]) -> Iterator[tuple[str |
     """(id or None, text) of every row; a text file is one document."""
     setting = f"data.files.{lang}"
     texts = [path for path in paths if _reader(path, setting) == "text"]
-    tables = [path for path in paths if path not in texts]
-    for row in _rows(setting, "text", texts, sample_by="document"):
+    for row in _streamed(setting, "text", texts, sample_by="document"):
         yield None, row["text"]
-    for path in tables:
-        for row in _rows(setting, _reader(path, setting), [path]):
+    for path in paths:
+        if path in texts:
+            continue
+        for number, row in enumerate(_rows(setting, path, (data.text_column, "id"))):
             if data.text_column not in row:
                 raise ExperimentError(
-                    f"data.text_column: {path.name} has no column {data.text_column!r}; it has {', '.join(sorted(row))}"
+                    f"data.text_column: {path.name} has no column {data.text_column!r} in row {number}; "
+                    f"it has {', '.join(sorted(row))}"
                 )
-            text, doc_id = row[data.text_column], row.get("id")
-            if not isinstance(text, str | None):
-                raise ExperimentError(
-                    f"data.text_column: {path.name} holds {type(text).__name__}s in {data.text_column!r}"
-                )
-            yield (None if doc_id is None else str(doc_id)), text or ""
+            yield _id(row.get("id")), _text(row[data.text_column], f"{setting}: row {number} of {path.name}")
+
+
+def _text(value: Any, where: str) -> str:
+    """A text of valid Unicode; null counts as empty."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ExperimentError(f"{where} holds a {type(value).__name__}, not text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ExperimentError(f"{where} is not valid Unicode: {error.reason}") from error
+    return value
+
+
+def _id(value: Any) -> str | None:
+    if isinstance(value, float) and value.is_integer():  # a column of whole numbers with gaps is read as floats
+        value = int(value)
+    return None if value is None else str(value)
 
 
 def _reader(path: Path, setting: str) -> str:
@@ -131,22 +158,51 @@ def _reader(path: Path, setting: str) -> str:
     return reader
 
 
-def _rows(setting: str, reader: str, paths: list[Path], **options: Any) -> Iterator[dict[str, Any]]:
-    """The rows of files, streamed; files without a byte have none. Raises ExperimentError in one line."""
+def _rows(setting: str, path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """The rows of a jsonl or parquet file, of the latter those of the columns that exist."""
+    if _reader(path, setting) == "parquet":
+        if path.stat().st_size == 0:
+            return
+        try:
+            present = pq.read_schema(path).names
+        except (OSError, pa.ArrowException) as error:
+            raise ExperimentError(f"{setting}: {path} cannot be read: {_one_line(error)}") from error
+        wanted = [column for column in columns if column in present]
+        yield from _streamed(setting, "parquet", [path], columns=wanted or present)
+        return
+    # lines are parsed here: a column of no interest may hold anything
+    for number, row in enumerate(_streamed(setting, "text", [path], sample_by="line")):
+        if not row["text"].strip():
+            continue
+        try:
+            parsed = json.loads(row["text"])
+        except ValueError as error:
+            raise ExperimentError(f"{setting}: line {number + 1} of {path} is not JSON: {error}") from error
+        if not isinstance(parsed, dict):
+            raise ExperimentError(
+                f"{setting}: line {number + 1} of {path} holds a {type(parsed).__name__}, not an object"
+            )
+        yield parsed
+
+
+def _streamed(setting: str, reader: str, paths: list[Path], **options: Any) -> Iterator[dict[str, Any]]:
+    """What `datasets` reads from files; files without a byte have no rows. Raises ExperimentError in one line."""
     import datasets  # a second of imports that only a missing corpus pays
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is said below, in one line
     paths = [path for path in paths if path.stat().st_size]
     if not paths:
         return
+    names = [glob.escape(str(path.absolute())) for path in paths]  # datasets would match patterns once more
     try:
-        yield from datasets.load_dataset(
-            reader, data_files=list(map(str, paths)), split="train", streaming=True, **options
-        )
-    except (OSError, ValueError, RuntimeError, EOFError, pa.ArrowException, datasets.exceptions.DatasetsError) as error:
-        names = paths[0] if len(paths) == 1 else f"{paths[0]} .. {paths[-1]}"
-        message = " ".join(str(error.__cause__ or error).split())
-        raise ExperimentError(f"{setting}: {names} cannot be read: {message[:300]}") from error
+        yield from datasets.load_dataset(reader, data_files=names, split="train", streaming=True, **options)
+    except (OSError, ValueError, TypeError, RuntimeError, EOFError, pa.ArrowException) as error:
+        which = paths[0] if len(paths) == 1 else f"{paths[0]} .. {paths[-1]}"
+        raise ExperimentError(f"{setting}: {which} cannot be read: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error.__cause__ or error).split())[:300]
 
 
 def read_split(found: Artifact, split: str) -> Iterator[tuple[str, str]]:
@@ -175,10 +231,8 @@ def world_texts(data: Data) -> dict[str, str]:
 
 
 def _records(path: str, setting: str, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    if not Path(path).is_file():
-        raise ExperimentError(f"{setting}: there is no file {path}")
-    for number, row in enumerate(_rows(setting, "json", [Path(path)])):
+    for number, row in enumerate(_rows(setting, require_file(path, setting), columns)):
         for column in columns:
-            if not isinstance(row.get(column), str) or not row[column]:
-                raise ExperimentError(f"{setting}: row {number} of {Path(path).name} has no text in column {column!r}")
+            if not _text(row.get(column), f"{setting}: row {number} of {path}, column {column!r},"):
+                raise ExperimentError(f"{setting}: row {number} of {path} has no text in column {column!r}")
         yield row

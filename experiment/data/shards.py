@@ -43,7 +43,7 @@ def _pack(corpus: Artifact, tokenizer: Tokenizer, out: Path) -> dict[str, Any]:
             shard_tokens.append(0)
         with open(out / _shard_name(len(shard_tokens) - 1), "ab") as file:
             # a list of ids beyond 65,535 raises here, where astype would wrap in silence
-            np.asarray(ids, dtype=np.uint16).tofile(file)
+            file.write(np.asarray(ids, dtype=np.uint16).tobytes())
         shard_tokens[-1] += len(ids)
         lengths.append((len(ids), size))
     np.save(out / "documents.npy", np.asarray(lengths, dtype=np.int64).reshape(-1, 2))

@@ -5,8 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiment.errors import RunRefused
-from experiment.matrix.belonging import identity_of, is_done
+from experiment.matrix.board import is_marked_done
 from experiment.matrix.identity import Run
 from experiment.run_directory import RunDirectory
 
@@ -48,15 +47,8 @@ class Job:
         return self.needs is None or (self.run.branch_from is not None and self.run.branch_from.exists())
 
     def is_done(self) -> bool:
-        """Whether its run's marker says finished. Raises RunRefused if another experiment is in its place."""
-        record = self.directory.read()
-        if record is None:
-            return False
-        if "fingerprints" not in record:
-            raise RunRefused(f"{self.directory.path}: run.json is not of a run; remove the directory to start again")
-        # what the data holds is checked by the run itself; a marker is read in no time
-        trunk = identity_of(self.run.trunk, record["fingerprints"]) if self.run.trunk else None
-        return is_done(self.directory.path, record, self.run, identity_of(self.run, record["fingerprints"], trunk))
+        """Whether its run's marker says finished. Raises RunRefused if something else is in its place."""
+        return is_marked_done(self.run)
 
 
 def clean_environment() -> dict[str, str]:

@@ -44,9 +44,11 @@ def refuse_other(where: Path, recorded: Identity, wanted: Identity, ignoring: tu
         )
 
 
-def refuse_other_trunk(where: Path, recorded: Identity, branch: Identity) -> None:
-    """Raise RunRefused unless a checkpoint is of a trunk that this branch may leave."""
+def refuse_other_trunk(where: Path, recorded: Identity, branch: Identity, step: int) -> None:
+    """Raise RunRefused unless a checkpoint is of a trunk that this branch may leave, at the step it leaves at."""
     refuse_other(where, recorded, branch, ignoring=AFTER_MARK)
+    if recorded["step"] != step:
+        raise RunRefused(f"{where}: is of update {recorded['step']}, but the branch leaves its trunk at update {step}")
 
 
 def is_done(where: Path, record: dict[str, Any], run: Run, wanted: Identity) -> bool:
@@ -57,6 +59,11 @@ def is_done(where: Path, record: dict[str, Any], run: Run, wanted: Identity) -> 
     """
     if lacking := {"kind", "state", "science", "trajectory", "fingerprints", "end_step"} - record.keys():
         raise RunRefused(f"{where}: run.json lacks {', '.join(sorted(lacking))}; remove the directory to start again")
+    if not all(isinstance(record[key], dict) for key in ("science", "trajectory", "fingerprints")):
+        raise RunRefused(f"{where}: run.json is not of a run; remove the directory to start again")
+    final = where / "checkpoints" / "final.ckpt"
+    if record["state"] == "done" and not final.exists():
+        raise RunRefused(f"{final}: missing, though the run is marked as finished; remove {where} to train it again")
     if record["kind"] == run.kind:
         refuse_other(where, record, wanted)
         return record["state"] == "done" and (run.kind != "trunk" or record["end_step"] >= run.schedule.end_step)

@@ -1,13 +1,14 @@
 """What makes two runs the same experiment: science settings, variant names, trunks and branches."""
 
 import copy
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from experiment.config.check import check
+from experiment.config.check import check, settings_of
 from experiment.config.compose import Composed, compose
 from experiment.config.schema import Config
+from experiment.errors import ConfigError
 from experiment.matrix.names import mark_name, mixture_name, run_name, tok_name, variant_suffix
 from experiment.schedule import Schedule, exact
 
@@ -69,19 +70,6 @@ AFTER_MARK = (
     "schedule.decay_shape",
 )
 """Science settings in which a branch may differ from its trunk."""
-
-
-def settings_of(config: Config) -> dict[str, Any]:
-    """All settings by dotted key."""
-
-    def walk(node: Any, prefix: str) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for f in fields(node):
-            value, key = getattr(node, f.name), f"{prefix}{f.name}"
-            flat |= walk(value, f"{key}.") if is_dataclass(value) else {key: value}
-        return flat
-
-    return walk(config, "")
 
 
 def science_of(config: Config) -> dict[str, Any]:
@@ -261,5 +249,11 @@ def _trunk_config(config: Config, choices: dict[str, str]) -> Config:
         train=replace(config.train, stable_marks=marks),
     )
     trunk.schedule.min_lr = min(trunk.schedule.min_lr, trunk.schedule.peak_lr)  # it has no floor to reach
-    check(trunk)
+    end = trunk.schedule.warmup_tokens + trunk.schedule.stable_tokens
+    if config.branch.mark > end:
+        raise ConfigError([f"branch.mark: got {config.branch.mark:g}; the trunk ends at {end:g}"])
+    try:
+        check(trunk)
+    except ConfigError as error:
+        raise ConfigError([f"its trunk: {problem}" for problem in error.problems]) from error
     return trunk

@@ -17,6 +17,7 @@ CONDITIONS = ("starved", "destarved")
 SELF_CONTAINED = ("wsd",)
 ROWS = ("mixture", "tok", "schedule")
 """Groups whose options tell the runs of the matrix apart."""
+SET_BY_THE_MATRIX = ("mixture.", "tok.flavor", "tok.condition", "schedule.kind", "schedule.suffix")
 EXTENDED = ("trunk", "cooldown_30b", "cooldown_100b")
 
 
@@ -44,6 +45,8 @@ def matrix_runs(
     data, runs are those on the scale's own corpus, or with `corpus_of_scale=False` on the primary
     config's.
     """
+    if own := [o for o in overrides if o.lstrip("+~").startswith(SET_BY_THE_MATRIX)]:
+        raise ConfigError([f"{override}: the matrix sets this itself for each of its runs" for override in own])
     names = SELF_CONTAINED if only_30b else SELF_CONTAINED + EXTENDED
     configs, variants = {}, {}
     for name in names:

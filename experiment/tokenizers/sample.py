@@ -2,12 +2,11 @@
 
 import hashlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from experiment.config.schema import Config
-from experiment.data.artifacts import Artifact
-from experiment.data.corpus import read_split, world_texts
+from experiment.data.artifacts import Artifact, checksum
+from experiment.data.corpus import read_split, require_file, world_texts
 from experiment.matrix.languages import LANGUAGES
 
 
@@ -84,6 +83,6 @@ def training_text(config: Config, corpora: dict[str, Artifact]) -> tuple[list[st
 
 
 def world_fingerprint(config: Config) -> str | None:
-    from experiment.data.artifacts import checksum
-
-    return None if config.tok.condition == "destarved" else checksum(Path(str(config.data.world)))
+    if config.tok.condition == "destarved":
+        return None
+    return checksum(require_file(str(config.data.world), "data.world"))

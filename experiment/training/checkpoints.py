@@ -15,6 +15,8 @@ from experiment.run_directory import RunDirectory, sync_directory
 from experiment.schedule import Schedule
 from experiment.training.module import PretrainingModule
 
+REMEDY = "put a good copy in its place, or remove the run's directory to start it again"
+
 
 def verify(path: Path) -> None:
     """Read the whole file against the CRC of each of its records. Raises RunRefused if it is damaged."""
@@ -22,9 +24,9 @@ def verify(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except (zipfile.BadZipFile, OSError, EOFError) as error:
-        raise RunRefused(f"{path}: this checkpoint is damaged ({error})") from error
+        raise RunRefused(f"{path}: this checkpoint is damaged ({error}); {REMEDY}") from error
     if broken is not None:
-        raise RunRefused(f"{path}: this checkpoint is damaged (checksum of {broken})")
+        raise RunRefused(f"{path}: this checkpoint is damaged (checksum of {broken}); {REMEDY}")
 
 
 def load(path: Path, mmap: bool = False) -> dict[str, Any]:
@@ -34,7 +36,8 @@ def load(path: Path, mmap: bool = False) -> dict[str, Any]:
     except FileNotFoundError:
         raise RunRefused(f"{path}: there is no such checkpoint") from None
     except Exception as error:  # torch.load raises many kinds for what is not a checkpoint
-        raise RunRefused(f"{path}: cannot be read as a checkpoint ({' '.join(str(error).split())[:200]})") from error
+        reason = " ".join(str(error).split())[:200]
+        raise RunRefused(f"{path}: cannot be read as a checkpoint ({reason}); {REMEDY}") from error
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -51,8 +54,13 @@ class AtomicCheckpointIO(CheckpointIO):
                 os.fsync(file.fileno())
             verify(beside)
             os.replace(beside, path)
-        except OSError as error:
-            raise ExperimentError(f"{path}: the checkpoint could not be written ({error.strerror or error})") from error
+        except (OSError, RuntimeError, RunRefused) as error:  # torch raises RuntimeError where the disk is full
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+            free = shutil.disk_usage(path.parent).free
+            raise ExperimentError(
+                f"{path}: the checkpoint could not be written ({reason}; {free / 1e6:,.0f} MB are free). "
+                "The one before is kept"
+            ) from error
         finally:
             beside.unlink(missing_ok=True)
         sync_directory(path.parent)

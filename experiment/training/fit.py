@@ -43,6 +43,8 @@ def fit(
     data = MixtureDataModule(config, prepared.shards, processes.rank, processes.world_size)
     sources = evaluation_sources(config, prepared.corpora, load_tokenizer(prepared.tokenizer))
     module = PretrainingModule(config, identity)
+    if processes.is_leader and schedule.warmup_tokens and schedule.warmup_end_step == schedule.start_step:
+        print(f"{run.name}: the warmup rounds to no update at this scale; the first update is at the peak rate")
     start_step = 0 if checkpoint is None else int(load(checkpoint, mmap=True)["run"]["step"])
     if processes.is_leader:
         for lines in (directory.metrics, directory.evaluations):

@@ -26,6 +26,11 @@ def position(run: Run, step: int) -> dict[str, Any]:
     }
 
 
+def at_end(run: Run, step: int) -> bool:
+    """Whether a run that has an end is there. A trunk can always go on: how long it is shows in no record."""
+    return step == run.schedule.end_step and run.kind != "trunk"
+
+
 class Metrics(Callback):
     """Loss and gradient norm of every `log_every_steps`-th update, in metrics.jsonl and to the logger.
 
@@ -37,7 +42,7 @@ class Metrics(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, module: PretrainingModule, *_: Any) -> None:
         step = trainer.global_step
-        if step % self.run.config.train.log_every_steps and step != self.run.schedule.end_step:
+        if step % self.run.config.train.log_every_steps and not at_end(self.run, step):
             return
         loss = trainer.strategy.reduce(module.loss.clone(), reduce_op="mean")
         if not trainer.is_global_zero:
@@ -62,13 +67,13 @@ class EvaluationPoints(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, module: PretrainingModule, *_: Any) -> None:
         step, schedule = trainer.global_step, self.run.schedule
-        if step == schedule.end_step or schedule.is_due(step, self.run.config.evaluation.every_tokens):
+        if at_end(self.run, step) or schedule.is_due(step, self.run.config.evaluation.every_tokens):
             with module.aside():
                 self.evaluate(trainer, module)
 
     def evaluate(self, trainer: Trainer, module: PretrainingModule) -> None:
         step, config = trainer.global_step, self.run.config
-        whole = step == self.run.schedule.end_step and self.run.kind != "trunk"
+        whole = at_end(self.run, step)
         lang_tokens = self.data.lang_tokens(step)
         lines = []
         module.eval()

@@ -1,0 +1,128 @@
+"""The matrix on a real Slurm: dependencies between jobs, requeue at the time limit. Needs a running cluster."""
+
+import json
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from experiment.config.compose import compose
+from experiment.launching.jobs import jobs_of
+from experiment.launching.slurm import SlurmSettings, batches_of, script_of
+from experiment.matrix.runs import matrix_runs
+from experiment.run_directory import RunDirectory
+from tests.conftest import Finished, Launcher, assert_same_weights
+
+MATRIX = ("hydra/sweeper=matrix", "hydra.sweeper.where=slurm")
+
+
+def cluster_is_up() -> bool:
+    if shutil.which("sinfo") is None:
+        return False
+    return subprocess.run(["sinfo", "-h"], capture_output=True, timeout=30).returncode == 0
+
+
+slurm = pytest.mark.skipif(not cluster_is_up(), reason="no Slurm here; .ci/run starts one")
+
+
+def wait_for_the_queue(seconds: float = 400) -> None:
+    deadline = time.monotonic() + seconds
+    while subprocess.run(["squeue", "-h"], capture_output=True, text=True).stdout.strip():
+        assert time.monotonic() < deadline, subprocess.run(["squeue"], capture_output=True, text=True).stdout
+        time.sleep(1)
+
+
+def scripts_of(launcher: Launcher, *overrides: str) -> dict[str, str]:
+    base = [*launcher.base, *overrides]
+    runs = [r for r in matrix_runs(overrides=base, corpus_of_scale=False) if r.mixture == "en-ar"][:3]
+    jobs = jobs_of(runs, base, ("--config-name=train",), [])
+    settings = SlurmSettings(partition="gpus", time="1:00:00", options=["--mem=10G"], setup=["module load x"])
+    return {f"{b.name} after {b.after}": script_of(b, settings) for b in batches_of(jobs)}
+
+
+def test_a_trunk_is_cut_at_its_marks_and_cooldowns_wait_for_their_own(launcher):
+    scripts = scripts_of(launcher, "trainer.devices=2")
+    trunk = launcher.resolve("mixture=en-ar", "tok=bl_starved", "schedule=trunk").name
+    short = launcher.resolve("mixture=en-ar", "tok=bl_starved", "schedule=cooldown_30b").name
+    long = launcher.resolve("mixture=en-ar", "tok=bl_starved", "schedule=cooldown_100b").name
+    assert list(scripts) == [
+        f"{trunk}@stable_24000M after None",
+        f"{trunk}@stable_80000M after {trunk}@stable_24000M",
+        f"{short} after {trunk}@stable_24000M",
+        f"{long} after {trunk}@stable_80000M",
+    ]
+    first, second, *_ = scripts.values()
+    assert "schedule.stable_tokens=23000000000.0 'train.stable_marks=[2.4e+10]'" in first
+    assert "schedule.stable_tokens" not in second
+    for line in (
+        "--ntasks-per-node=2",
+        "--partition=gpus",
+        "--time=1:00:00",
+        "--mem=10G",
+        "--signal=USR1@120",
+        "--requeue",
+    ):
+        assert f"#SBATCH {line}" in first
+    assert "module load x\nsrun " in first and "scontrol requeue" in first
+    composed = compose(["schedule=trunk", "schedule.stable_tokens=23000000000.0", "train.stable_marks=[2.4e+10]"])
+    assert composed.config.schedule.stable_tokens == 23e9
+
+
+def test_scripts_can_be_written_without_a_cluster(launcher):
+    result = launcher.sweep("hydra/sweeper=matrix", "hydra.sweeper.where=scripts", "mixture=en-ar", "tok=bl_starved")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("written  ") == 4
+    assert not launcher.resolve().scale_directory.exists()
+    result = launcher.sweep("hydra/sweeper=matrix", "hydra.sweeper.where=scripts", "hydra.sweeper.slurm.tim=1")
+    assert result.returncode == 2 and "tim" in result.stderr
+
+
+@slurm
+@pytest.mark.slow
+def test_cells_and_a_trunk_with_its_cooldowns_on_two_tasks_each(launcher):
+    result = launcher.sweep(*MATRIX, "mixture=en-ar,zh", "tok=bl_starved", "trainer.devices=2")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("submitted") == 5
+    wait_for_the_queue()
+    for schedule in ("trunk", "cooldown_30b", "cooldown_100b"):
+        run = launcher.resolve("mixture=en-ar", "tok=bl_starved", f"schedule={schedule}")
+        assert RunDirectory(run.directory).state() == "done", (run.directory / "log.txt").read_text()
+    again = launcher.sweep(*MATRIX, "mixture=en-ar,zh", "tok=bl_starved", "trainer.devices=2")
+    assert again.stdout.count("finished already") == 5 and "submitted" not in again.stdout
+
+
+@slurm
+@pytest.mark.slow
+def test_a_job_at_its_time_limit_is_queued_again_and_ends_like_one_that_was_not(launchers):
+    cell = ("mixture=zh", "tok=bl_starved", "scale.token_scale=4e-5")
+    whole = launchers("whole").train(*cell)
+    launcher = launchers("limited")
+    # told to save before its minute is over, in the middle of training; Slurm then waits two minutes
+    limits = ("hydra.sweeper.slurm.time=1", "hydra.sweeper.slurm.signal_seconds=30")
+    result = launcher.sweep(*MATRIX, *limits, *cell)
+    assert result.returncode == 0, result.stderr
+    run = launcher.resolve(*cell)
+    deadline = time.monotonic() + 500
+    while RunDirectory(run.directory).state() != "done" and time.monotonic() < deadline:
+        subprocess.run(
+            ["scontrol", "update", "jobid=all", "starttime=now"], capture_output=True
+        )  # no waiting after a requeue
+        time.sleep(2)
+    log = (run.directory / "log.txt").read_text()
+    assert RunDirectory(run.directory).state() == "done", log
+    assert "stopped by a signal" in log
+    assert_same_weights(whole.checkpoint(), Finished(run).checkpoint())
+    assert whole.metrics == Finished(run).metrics
+
+
+@slurm
+@pytest.mark.slow
+def test_a_plain_sweep_through_submitit(launcher):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    tasks = ("hydra/launcher=submitit_slurm", "hydra.launcher.tasks_per_node=2", "hydra.launcher.cpus_per_task=1")
+    result = launcher.sweep(*tasks, "mixture=en,zh", "trainer.devices=2")
+    assert result.returncode == 0, result.stderr
+    for mixture in ("en", "zh"):
+        record = json.loads((launcher.resolve(f"mixture={mixture}").directory / "run.json").read_text())
+        assert record["state"] == "done"
