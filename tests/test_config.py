@@ -35,6 +35,18 @@ MISTAKES = {
     "odd head size": (["model.heads=128"], "model.heads: 128 heads of dim 128"),
     "floor above peak": (["schedule.min_lr=1"], "schedule.min_lr: got 1; must not be above schedule.peak_lr=0.003"),
     "no such file": (["data.files.en=/nowhere/en.jsonl"], "data.files.en: no file matches /nowhere/en.jsonl"),
+    "misspelt language": (["data.files.eng=x"], "data.files.eng: there is no such setting"),
+    "language forced in": (["+data.files.eng=x"], "data.files.eng: unknown language; did you mean en?"),
+    "not a number": (["schedule.peak_lr=nan"], "schedule.peak_lr: got nan; must be a finite number"),
+    "scale outside its place": (["scale.name=../../x"], "scale.name: got '../../x'; must be a name of letters"),
+    "named like a trunk": (["schedule=cooldown_30b", "schedule.suffix=trunk"], "schedule.suffix: got 'trunk'"),
+    "mark beyond the trunk": (
+        ["schedule=cooldown_30b", "branch.mark=90e9"],
+        "branch.mark: got 9e+10; the trunk ends at",
+    ),
+    "several options": (["mixture=[en,ar]"], "mixture: "),
+    "no option": (["schedule=null"], "schedule: "),
+    "runs in a file": (["paths.runs=/dev/null"], "/dev/null"),
     "unreadable override": (["model.dim=[1"], "model.dim=[1: cannot be read"),
 }
 
@@ -71,6 +83,7 @@ def test_help_shows_groups_and_three_examples():
     assert result.stdout.count("python -m experiment.train ") >= 3
     for group in ("mixture", "tok", "schedule", "scale", "optim", "data", "trainer", "logger"):
         assert group + ":" in result.stdout
+    assert "Learning rate of the stable phase." in result.stdout
     for option in ("en-zh", "bl_starved", "cooldown_100b", "pilot", "wandb"):
         assert option in result.stdout
 

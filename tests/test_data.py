@@ -247,3 +247,42 @@ def test_starved_and_destarved_text_have_the_same_size_and_no_holdout(artifacts)
         whole = {text.rstrip("\r\n") for text in texts}
         assert not {line for line in held if len(line) > 200} & whole
     assert sizes["starved"] == pytest.approx(sizes["destarved"], rel=0.02)
+
+
+def test_file_names_with_pattern_characters_are_read_once_each(tmp_path):
+    for name, word in (("g1.jsonl", "one"), ("g[1].jsonl", "two")):
+        (tmp_path / name).write_text("\n".join(json.dumps({"text": f"{word} {i}"}) for i in range(30)))
+    found = corpus(local(tmp_path / "g*1*.jsonl"), "en", tmp_path / "artifacts")
+    assert found.facts["duplicates"] == 0
+    assert sum(found.facts[split]["docs"] for split in ("train", "holdout")) == 60
+
+
+def test_the_same_bytes_as_another_kind_of_file_are_another_corpus(tmp_path):
+    for name in ("a.jsonl", "b.txt"):
+        (tmp_path / name).write_text("\n".join(json.dumps({"text": f"text {i}"}) for i in range(30)))
+    corpus(local(tmp_path / "a.jsonl"), "en", tmp_path / "artifacts")
+    with pytest.raises(ExperimentError, match="no document for the"):
+        corpus(local(tmp_path / "b.txt"), "en", tmp_path / "artifacts")
+
+
+def test_columns_of_no_interest_may_hold_anything(tmp_path):
+    rows = [
+        {"text": f"text {i}", "meta": None if i < 20 else {"a": [i]}, "id": i if i % 2 else None} for i in range(40)
+    ]
+    (tmp_path / "en.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = corpus(local(tmp_path / "en.jsonl"), "en", tmp_path / "artifacts")
+    assert sum(found.facts[split]["docs"] for split in ("train", "holdout")) == 40
+
+
+def test_shards_overwritten_with_other_content_of_equal_size_are_refused(launcher, tmp_path):
+    config = launcher.compose("mixture=zh", f"paths.artifacts={tmp_path}/own").config
+    (shard,) = prepare(config).shards["zh"].path.glob("shard_*.bin")
+    shard.write_bytes(b"\x05\x00" * (shard.stat().st_size // 2))
+    with pytest.raises(RunRefused, match=r"shard_00000\.bin does not have the content it was made with"):
+        prepare(config)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/en.jsonl", "/dev", "/dev/null"])
+def test_what_is_no_regular_file_is_refused(path, tmp_path):
+    with pytest.raises(ExperimentError, match=r"no file matches|not a regular file"):
+        corpus(local(Path(path)), "en", tmp_path)

@@ -247,3 +247,69 @@ def test_compiled_blocks_keep_the_names_of_the_weights(launcher):
     module = PretrainingModule(config, {"name": "x"})
     plain = Decoder(config.model, config.tok.vocab_size)
     assert {f"decoder.{name}" for name in plain.state_dict()} == set(module.state_dict())
+
+
+def test_a_finished_run_without_its_checkpoint_is_refused_and_starts_nothing(launcher):
+    done = launcher.train("schedule=wsd")
+    done.directory.final.unlink()
+    with pytest.raises(RunRefused, match=r"final\.ckpt: missing, though the run is marked as finished"):
+        launcher.train("schedule=wsd")
+    trunk = launcher.train("schedule=trunk")
+    shutil.rmtree(trunk.run.directory / "checkpoints")
+    with pytest.raises(RunRefused, match="missing, though"):
+        launcher.train("schedule=cooldown_100b")
+
+
+def test_a_trunk_that_stands_beyond_the_end_asked_for_is_refused(launcher):
+    done = launcher.train("schedule=trunk")
+    shutil.move(done.directory.final, done.directory.last)
+    done.directory.set_state("interrupted", end_step=90)
+    with pytest.raises(RunRefused, match="beyond the end asked for"):
+        launcher.train("schedule=trunk", "schedule.stable_tokens=40e9", "train.stable_marks=[24e9]")
+
+
+def test_a_longer_trunk_writes_the_records_of_one_trained_in_one_go(launchers):
+    once = launchers("once").train("schedule=trunk")
+    launcher = launchers("twice")
+    launcher.train("schedule=trunk", "schedule.stable_tokens=30.3e9", "train.stable_marks=[24e9]")
+    twice = launcher.train("schedule=trunk")
+    assert once.metrics == twice.metrics and once.evaluations == twice.evaluations
+    assert_same_weights(once.checkpoint(), twice.checkpoint())
+
+
+def test_a_checkpoint_of_another_update_is_no_branching_point(launcher):
+    trunk = launcher.train("schedule=trunk")
+    shutil.copy(trunk.directory.checkpoint("stable_24000M"), trunk.directory.checkpoint("stable_80000M"))
+    with pytest.raises(RunRefused, match=r"stable_80000M\.ckpt: is of update 23, but"):
+        launcher.train("schedule=cooldown_100b")
+
+
+def test_other_parallel_text_under_the_same_name_is_refused(launcher, tmp_path):
+    row = {"id": "a", "en": "one sentence", "ar": "جملة"}
+    (tmp_path / "parallel.jsonl").write_text(json.dumps(row))
+    place = ("schedule=wsd", f"data.parallel={tmp_path}/parallel.jsonl")
+    launcher.train(*place)
+    (tmp_path / "parallel.jsonl").write_text(json.dumps(row | {"en": "another sentence"}))
+    with pytest.raises(RunRefused, match="the parallel differ"):
+        launcher.train(*place)
+
+
+def test_what_cannot_be_used_is_found_before_a_run_directory_is_made(launcher, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"id": "a", "en": "no Arabic"}))
+    for setting in (f"data.parallel={tmp_path}/bad.jsonl", "data.parallel=/nowhere.jsonl", "model.context=262144"):
+        place = (
+            [setting, "batch.tokens=262144", "evaluation.batch_tokens=262144"] if "context" in setting else [setting]
+        )
+        with pytest.raises(ExperimentError, match=r"data\.parallel|model\.context"):
+            launcher.train("schedule=wsd", "scale.token_scale=1e-3", *place)
+        assert not launcher.resolve(setting, *place[1:]).directory.exists()
+
+
+def test_a_finished_run_with_damaged_records_says_where(launcher, capsys):
+    done = launcher.train("schedule=wsd")
+    done.directory.metrics.unlink()
+    launcher.train("schedule=wsd")
+    assert str(done.directory.final) in capsys.readouterr().out
+    done.directory.evaluations.write_text("rubbish\n")
+    with pytest.raises(RunRefused, match=r"evaluations\.jsonl: line 1 is no record"):
+        launcher.train("schedule=wsd")

@@ -11,6 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from experiment.config.check import check, to_config
+from experiment.config.help import described
 from experiment.config.schema import Config, RunsConfig
 from experiment.errors import ConfigError
 
@@ -34,10 +35,11 @@ class Composed:
 
 
 def register() -> None:
-    """Make the schema and the resolver known to Hydra; harmless to repeat."""
+    """Make the schema and the resolvers known to Hydra; harmless to repeat."""
     store = ConfigStore.instance()
     store.store(name="train_schema", node=Config)
     store.store(name="runs_schema", node=RunsConfig)
+    OmegaConf.register_new_resolver("described", described, replace=True)
     OmegaConf.register_new_resolver("asset", lambda path: str(PACKAGE / "assets" / path), replace=True)
 
 
