@@ -17,6 +17,8 @@ from experiment.config.compose import CONF, register
 from experiment.config.explain import explain
 from experiment.errors import ConfigError, ExperimentError, Interrupted
 
+ERRORS_AS_LINES = "EXPERIMENT_ERRORS_AS_LINES"
+
 
 def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig], int | None]], Callable[[], None]]:
     """Turn `task(cfg) -> exit code` into a program.
@@ -29,8 +31,10 @@ def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig
         def program() -> None:
             register()
             _register_plugins()
-            asked_for_traces = os.environ.get("HYDRA_FULL_ERROR") == "1"
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
+            asked_for_traces = os.environ.get("HYDRA_FULL_ERROR") == "1" and ERRORS_AS_LINES not in os.environ
+            if not asked_for_traces:
+                os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
+                os.environ[ERRORS_AS_LINES] = "1"  # and processes that we start do not take it for the user's wish
             code = 0
             started = False
             failure: Exception | None = None
@@ -90,6 +94,6 @@ def _mendable(error: Exception, started: bool, config_name: str, schema: type) -
         return str(error).splitlines()
     if isinstance(error, OSError) and error.errno:
         return [f"{error.filename or 'a file'}: {error.strerror}"]
-    if not started or isinstance(error, HydraException | OmegaConfBaseException):
+    if isinstance(error, HydraException | OmegaConfBaseException) or (not started and isinstance(error, ValueError)):
         return explain(error, sys.argv[1:], config_name, schema)
     return None
