@@ -75,7 +75,8 @@ AFTER_MARK = (
 def science_of(config: Config) -> dict[str, Any]:
     """The science settings by dotted key, in one spelling: uniform shares are null.
 
-    A trunk has no floor, no decay and no end of its own: it can always be trained further.
+    A trunk has no floor, no decay and no end of its own: it can always be trained further. Only a
+    cooldown branches.
     """
     science = {
         key: copy.deepcopy(value)
@@ -88,6 +89,8 @@ def science_of(config: Config) -> dict[str, Any]:
     if config.schedule.kind == "trunk":
         for name in ("min_lr", "stable_tokens", "decay_tokens", "decay_shape"):
             del science[f"schedule.{name}"]
+    if config.schedule.kind != "cooldown":
+        science = {key: value for key, value in science.items() if not key.startswith("branch.")}
     return science
 
 
