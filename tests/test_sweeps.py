@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -70,12 +71,18 @@ def test_every_point_is_checked_before_the_first_one_starts(launcher):
     assert [line.split(":")[1] for line in result.stderr.splitlines()] == [" mixture", " seed"]
 
 
-def test_several_devices_in_one_process_sweep_are_refused(launcher):
-    """HAZARDS 1: Lightning starts the command line again, and under -m in one process that is the whole sweep."""
+def test_a_sweep_in_one_process_mixes_up_its_jobs_and_is_refused_here(launcher, tmp_path):
+    """HAZARDS 1: Lightning starts the command line again, and under -m in one process that is the whole sweep.
+
+    A rank that failed in one job goes on to the next one and there joins a rank that is still in the first.
+    """
+    script = Path(__file__).parent / "hazards" / "one_process_sweep.py"
+    command = [sys.executable, str(script), "-m", "+job=0,1"]
+    mixed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "rank 0 of job 0 met the ranks of jobs [0, 1]" in mixed.stdout, mixed.stdout + mixed.stderr
     result = launcher.sweep("hydra/launcher=basic", "mixture=en,zh", "trainer.devices=2")
     assert result.returncode == 2
     assert "use hydra/launcher=process" in result.stderr
-    assert "done" not in states(launcher).values() if launcher.resolve().scale_directory.exists() else True
 
 
 def test_the_matrix_in_dependency_order(launcher):
