@@ -121,6 +121,16 @@ def test_a_job_that_fails_by_itself_is_told_with_its_reason(launcher):
     assert "1 failed" in result.stdout and "1 done" in result.stdout
 
 
+def test_a_run_that_diverges_holds_up_no_other(launcher):
+    points = ("mixture=en", "schedule.peak_lr=3e-3,1e38")
+    result = launcher.sweep(*points)
+    assert result.returncode == 1 and "2 runs: 1 done, 1 diverged" in result.stdout
+    assert "exit code 3: error: en__" in result.stdout and "the update was not applied" in result.stdout
+    again = launcher.sweep(*points)
+    assert again.returncode == 1 and "started" not in again.stdout
+    assert sorted(states(launcher).values()) == ["diverged", "done"]
+
+
 def jobs_for(launcher: Launcher, *overrides: str) -> list[Job]:
     runs = matrix_runs(overrides=[*launcher.base, *overrides], corpus_of_scale=False)
     cell = [run for run in runs if run.mixture == "en-de" and run.tok_name == "bl_starved"]

@@ -132,6 +132,9 @@ class Scheduler:
             if job.is_done():
                 self._settle(job, "done", "finished already")
                 return
+            if job.directory.state() == "diverged":
+                self._settle(job, "diverged", f"already; see {job.directory.path}")
+                return
         except RunRefused as error:
             self._settle(job, "failed", str(error))
             return
