@@ -296,13 +296,16 @@ def test_other_parallel_text_under_the_same_name_is_refused(launcher, tmp_path):
 
 def test_what_cannot_be_used_is_found_before_a_run_directory_is_made(launcher, tmp_path):
     (tmp_path / "bad.jsonl").write_text(json.dumps({"id": "a", "en": "no Arabic"}))
-    for setting in (f"data.parallel={tmp_path}/bad.jsonl", "data.parallel=/nowhere.jsonl", "model.context=262144"):
-        place = (
-            [setting, "batch.tokens=262144", "evaluation.batch_tokens=262144"] if "context" in setting else [setting]
-        )
+    large = (
+        "model.context=1048576",
+        "batch.tokens=1048576",
+        "evaluation.batch_tokens=1048576",
+        "scale.token_scale=1e-3",
+    )
+    for place in ((f"data.parallel={tmp_path}/bad.jsonl",), ("data.parallel=/nowhere.jsonl",), large):
         with pytest.raises(ExperimentError, match=r"data\.parallel|model\.context"):
-            launcher.train("schedule=wsd", "scale.token_scale=1e-3", *place)
-        assert not launcher.resolve(setting, *place[1:]).directory.exists()
+            launcher.train("schedule=wsd", *place)
+        assert not launcher.resolve("schedule=wsd", *place).directory.exists()
 
 
 def test_a_finished_run_with_damaged_records_says_where(launcher, capsys):
