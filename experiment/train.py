@@ -3,10 +3,12 @@
 compose and check -> prepare data -> resume what is there, or refuse it -> trunk, where it is missing -> fit
 """
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -25,7 +27,15 @@ POLL_SECONDS = 2.0
 
 @front_door("train", Config)
 def main(cfg: DictConfig) -> int:
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_DFL:  # submitit has a handler of its own
+            signal.signal(number, _leave)
     return train(checked(cfg, HydraConfig.get()))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """A signal before training begins (then a callback takes over): nothing to save, the same command goes on."""
+    raise Interrupted(f"stopped by signal {number} before training. The same command continues the run")
 
 
 def train(composed: Composed) -> int:

@@ -61,6 +61,18 @@ def test_killed_at_random_moments_a_run_ends_as_if_it_had_not_been(launchers):
     print(f"{kills} kills, {torn} of them inside a checkpoint's write")
 
 
+def test_a_signal_before_training_is_told_by_its_exit_code_too(launcher):
+    process = subprocess.Popen(
+        launcher.command("schedule=wsd"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.readline()  # the first artifact is being built, or training begins
+    process.send_signal(signal.SIGUSR1)
+    _, message = process.communicate(timeout=120)
+    assert process.returncode == 75, message
+    assert "The same command continues the run" in message
+    assert launcher.start("schedule=wsd").returncode == 0
+
+
 def test_a_signal_saves_the_run_and_the_same_command_goes_on(launchers):
     whole = launchers("whole").train("schedule=wsd", "scale.token_scale=2e-6")
     launcher = launchers("stopped")

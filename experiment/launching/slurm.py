@@ -115,7 +115,8 @@ def script_of(batch: Batch, settings: SlurmSettings) -> str:
         *settings.setup,
         f"srun {shlex.join(batch.job.command)}",
         "code=$?",
-        f'if [ "$code" -eq {Interrupted.exit_code} ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
+        # 138 is SIGUSR1 in the first moments of the process, before it can handle it
+        f'if [ "$code" -eq {Interrupted.exit_code} ] || [ "$code" -eq 138 ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
         'exit "$code"',
     ]
     return "\n".join(lines) + "\n"
