@@ -13,7 +13,7 @@ from experiment.config.check import AVAILABLE_FLAVORS, PLANNED_FLAVORS, hint, to
 from experiment.config.front_door import front_door
 from experiment.config.schema import Config, RunsConfig
 from experiment.errors import ConfigError
-from experiment.matrix.board import state_of, status
+from experiment.matrix.board import others_on_disk, state_of, status
 from experiment.matrix.budget import plan, trained_tokens
 from experiment.matrix.identity import Run
 from experiment.matrix.names import mark_name
@@ -27,13 +27,17 @@ WATCH_SECONDS = 5.0
 def main(cfg: DictConfig) -> None:
     config = to_config(cfg, RunsConfig)
     _check(config)
-    runs = _asked_for(config, HydraConfig.get().overrides.task)
+    everything, runs = _asked_for(config, HydraConfig.get().overrides.task)
     if config.view == "plan":
         report = plan(runs, config.tok_per_s, config.mfu, config.device, config.budget_hours)
         print(json.dumps(report, indent=1) if config.output == "json" else _plan_text(report))
         return
     while True:
         records = [status(run) if config.view == "status" else _listed(run) for run in runs]
+        if config.view == "status" and config.run is None:
+            cells = {(run.mixture, run.tok_name) for run in runs}
+            others = others_on_disk(everything)
+            records += [r for r in others if runs == everything or (r["mixture"], r["tok"]) in cells]
         if config.output == "json":
             print(json.dumps(records if config.run is None else records[0], indent=1, ensure_ascii=False))
         elif config.run is not None:
@@ -68,19 +72,22 @@ def _check(config: RunsConfig) -> None:
         raise ConfigError(problems)
 
 
-def _asked_for(config: RunsConfig, overrides: Sequence[str]) -> list[Run]:
-    """The runs of the matrix; overrides of mixture, tok and schedule choose among them, others apply to each."""
+def _asked_for(config: RunsConfig, overrides: Sequence[str]) -> tuple[list[Run], list[Run]]:
+    """The runs of the matrix, and those asked for.
+
+    Overrides of mixture, tok and schedule choose among them, others apply to each.
+    """
     own = {f.name for f in fields(RunsConfig)} - {f.name for f in fields(Config)}
     given = {override.split("=", 1)[0].lstrip("+~"): override for override in overrides}
     shared = [override for key, override in given.items() if key not in own and key not in ROWS]
     runs = matrix_runs(config.flavor, config.only_30b, shared)
     wanted = {group: {HydraConfig.get().runtime.choices[group]} for group in ROWS if group in given}
-    runs = chosen_rows(runs, wanted)
+    chosen = chosen_rows(runs, wanted)
     if config.run is None:
-        return runs
-    if not (named := [run for run in runs if run.name == config.run]):
-        raise ConfigError([f"run: there is no run {config.run!r}; known: {', '.join(run.name for run in runs)}"])
-    return named
+        return runs, chosen
+    if not (named := [run for run in chosen if run.name == config.run]):
+        raise ConfigError([f"run: there is no run {config.run!r}; known: {', '.join(run.name for run in chosen)}"])
+    return runs, named
 
 
 def _listed(run: Run) -> dict[str, Any]:
@@ -118,7 +125,7 @@ def _status_text(records: list[dict[str, Any]]) -> str:
                 f"{r['tok_per_s']:,.0f}" if r["tok_per_s"] else "",
                 _duration(r["seconds_left"]),
                 _duration(r["stale_seconds"]),
-                r["error"] or bpb,
+                r["error"] or " · ".join(filter(None, (bpb, r["note"]))),
             )
         )
     counts = {state: [r["state"] for r in records].count(state) for state in {r["state"]: 0 for r in records}}

@@ -174,7 +174,10 @@ class Leader:
             with suppress(OSError):  # a full disk may be what went wrong
                 directory.set_state("failed", error=f"{type(error).__name__}: {error}")
             raise
-        directory.set_state("done" if stop_step == run.schedule.end_step else "interrupted")
+        if stop_step == run.schedule.end_step:
+            directory.set_state("done")
+        else:
+            directory.set_state("interrupted", note="as far as it was needed; schedule=trunk goes on")
 
     def _write_down(self, run: Run, identity: Identity, directory: RunDirectory) -> None:
         from experiment.training.provenance import provenance

@@ -80,11 +80,23 @@ def test_state_progress_and_scores_of_runs(launcher):
     assert (pending["state"], pending["percent"], pending["bpb"]) == ("pending", 0.0, {})
     cooldown = launcher.train("mixture=en-ar", "schedule=cooldown_30b")
     trunk = status(launcher.resolve("mixture=en-ar", "schedule=trunk"))
-    assert trunk["state"] == "interrupted" and 25 < trunk["percent"] < 35
+    assert trunk["state"] == "interrupted" and 25 < trunk["percent"] < 35 and "as far as" in trunk["note"]
     assert status(cooldown.run)["percent"] == 100.0
     # another experiment under the same name is not shown as this one
     other = status(launcher.resolve("mixture=en", "scale.token_scale=1e-6"))
     assert other["state"] == "other" and "scale.token_scale" in other["error"]
+
+
+def test_variants_on_disk_are_shown_and_rubbish_is_not(launcher, tmp_path):
+    variant = launcher.train("mixture=en", "seed=1").run
+    (variant.scale_directory / "rubbish").mkdir()
+    (variant.scale_directory / "rubbish" / "run.json").write_text('{"state": "done"}')
+    shown = json.loads(ask("view=status", "output=json", *launcher.base).stdout)
+    assert len(shown) == 27
+    facts = shown[-1]
+    assert (facts["name"], facts["kind"], facts["mixture"]) == (variant.name, "wsd", "en")
+    assert (facts["state"], facts["tokens"], facts["percent"]) == ("done", 29 * 512, 100.0)
+    assert len(json.loads(ask("view=status", "output=json", "mixture=zh", *launcher.base).stdout)) == 2
 
 
 def test_a_live_run_is_running_and_one_whose_process_died_is_interrupted(launcher):
