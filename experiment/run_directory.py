@@ -4,6 +4,7 @@
     progress.json       how far it is, rewritten while it trains
     checkpoints/        last.ckpt, stable_*.ckpt, final.ckpt
     snapshots/          weights at evaluation points
+    scores/             per-document scores at evaluation points
     metrics.jsonl       one line per logged update; evaluations.jsonl: one per point, source, language
     .hydra/             the config as composed and the overrides as given
 Imports no torch: the listing of runs reads these files.
@@ -88,6 +89,7 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.evaluations = self.path / "evaluations.jsonl"
         self.snapshots = self.path / "snapshots"
+        self.scores = self.path / "scores"
         self.last = self.checkpoint("last")
         self.final = self.checkpoint("final")
         self._lock_file = self.path / ".lock"

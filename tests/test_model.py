@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from experiment.config.compose import compose
 from experiment.data.corpus import corpus
-from experiment.evaluation.bpb import Document, document_nll, score_of
+from experiment.evaluation.bpb import Document, document_nll, scores_of
 from experiment.evaluation.sources import evaluation_sources
 from experiment.model.decoder import Decoder, rotary_table, rotate
 from experiment.model.loss import training_loss
@@ -115,7 +115,7 @@ def test_bpb_equals_a_plain_loop_in_float64_whatever_the_batch(artifacts, condit
                     ]
                     # token losses are taken in fp32, sums in float64
                     assert np.sum(shares, axis=0) == pytest.approx(expected, rel=1e-6)
-            score = score_of(np.array(expected), documents)
+            score = scores_of(documents, np.array(expected))
             assert score.bpb == pytest.approx(
                 sum(expected) / math.log(2) / sum(doc.bytes for doc in documents), rel=1e-12
             )

@@ -16,7 +16,7 @@ from experiment.errors import ConfigError
 from experiment.matrix.languages import LANGUAGES
 from experiment.schedule import DECAY_SHAPES, Schedule, steps_of_marks
 
-RESERVED_NAMES = ("artifacts", "sweeps")
+RESERVED_NAMES = ("artifacts", "sweeps", "reports")
 AVAILABLE_FLAVORS = ("bl",)
 PLANNED_FLAVORS = ("unigram", "pa")
 

@@ -247,3 +247,79 @@ class RunsConfig(Config):
     """view=plan: H100, H200, GH200 or A100."""
     budget_hours: float | None = None
     """view=plan: GPU-hours there are."""
+
+
+@dataclass
+class EvaluationText:
+    """Texts to score that the run itself does not know."""
+
+    files: dict[str, str | None] = field(default_factory=dict)
+    """Per language: a file or glob of jsonl, parquet or text, for the source `files`."""
+    text_column: str = "text"
+    """Column that holds the document, and for jsonl and parquet `id` its name."""
+    parallel: str | None = None
+    """Where the run's parallel text is now; null: where it was in training."""
+    flores_split: str = "devtest"
+    """Split of FLORES+: `dev` (997 sentences) or `devtest` (1012)."""
+
+
+@dataclass
+class EvaluateConfig:
+    """Scoring of checkpoints after training."""
+
+    run: str = MISSING
+    """Name of the run, or a pattern of names ('en-*'); quote it from the shell."""
+    checkpoint: str = "final"
+    """`final`, `last`, a mark (`stable_24000M`), a snapshot (`step_0000146`), or `all` snapshots and marks."""
+    sources: list[str] = field(default_factory=lambda: ["holdout", "parallel"])
+    """`holdout` and `parallel` text of the run, whole; `flores`; `files`."""
+    data: EvaluationText = field(default_factory=EvaluationText)
+    scale: str = "tiny"
+    """Scale of the run; the directory under paths.runs."""
+    accelerator: str = "auto"
+    """`auto`, `cpu` or `gpu`."""
+    devices: int | None = None
+    """Processes on this node; null: all GPUs, or one CPU process."""
+    precision: str | None = None
+    """`bf16` or `fp32`; null is the precision of the run's training."""
+    batch_tokens: int | None = None
+    """Tokens scored at once; null: evaluation.batch_tokens of the run."""
+    output: str = "table"
+    """`table`, or `json`: nothing but JSON on stdout."""
+    paths: Paths = field(default_factory=Paths)
+
+
+@dataclass
+class ReportConfig:
+    """From evaluation points to transfer scores, tables, figures and a page."""
+
+    scale: str = "tiny"
+    """Scale of the runs; the directory under paths.runs."""
+    points: str | None = None
+    """A CSV of evaluation points instead of the runs' own records."""
+    budgets: list[float] = field(default_factory=lambda: [2e9, 4e9, 8e9, 10e9])
+    """Nominal tokens of the partner language at which scores are tabled; real ones with `points`."""
+    replicates: int = 1000
+    """Bootstrap replicates behind each interval."""
+    level: float = 0.95
+    """Coverage that intervals claim."""
+    seed: int = 0
+    """Seed of the bootstrap."""
+    out: str | None = None
+    """Directory of the report; null: <paths.runs>/<scale>/report, or ./report with `points`."""
+    paths: Paths = field(default_factory=Paths)
+
+
+@dataclass
+class ExportConfig:
+    """A run as a Hugging Face model."""
+
+    run: str = MISSING
+    """Name of the run."""
+    checkpoint: str = "final"
+    """`final`, `last`, a mark (`stable_24000M`) or a snapshot (`step_0000146`)."""
+    scale: str = "tiny"
+    """Scale of the run; the directory under paths.runs."""
+    out: str | None = None
+    """Directory of the model; null: <run>/export/<checkpoint>."""
+    paths: Paths = field(default_factory=Paths)

@@ -92,6 +92,17 @@ def artifact(
     return found
 
 
+def recorded_artifact(root: Path, kind: str, fingerprint: str) -> Artifact:
+    """The artifact that a run recorded by its fingerprint. Raises RunRefused if it is not there or is damaged."""
+    for manifest in sorted((root / kind).glob(f"*-{fingerprint[:12]}/{MANIFEST}")):
+        found = _open(manifest.parent, fingerprint)
+        assert found is not None
+        return found
+    raise RunRefused(
+        f"paths.artifacts: {root / kind} has none with the fingerprint {fingerprint[:12]} that the run was trained on"
+    )
+
+
 def _open(place: Path, fingerprint: str) -> Artifact | None:
     if not place.exists():
         return None

@@ -78,7 +78,7 @@ def _split(data: Data, lang: str, paths: list[Path], out: Path) -> dict[str, Any
         split: pq.ParquetWriter(out / f"{split}.parquet", SCHEMA, compression="zstd") for split in ("train", "holdout")
     }
     pending: dict[str, list[dict[str, str]]] = {split: [] for split in writers}
-    for number, (doc_id, text) in enumerate(_documents(data, lang, paths)):
+    for number, (doc_id, text) in enumerate(raw_documents(data, lang, paths)):
         if not text:
             counts["empty"] += 1
             continue
@@ -111,8 +111,8 @@ def _split(data: Data, lang: str, paths: list[Path], out: Path) -> dict[str, Any
     return counts
 
 
-def _documents(data: Data, lang: str, paths: list[Path]) -> Iterator[tuple[str | None, str]]:
-    """(id or None, text) of every row; a text file is one document."""
+def raw_documents(data: Data, lang: str, paths: list[Path]) -> Iterator[tuple[str | None, str]]:
+    """(id or None, text) of every row of `source_files`; a text file is one document."""
     setting = f"data.files.{lang}"
     texts = [path for path in paths if _reader(path, setting) == "text"]
     for row in _streamed(setting, "text", texts, sample_by="document"):

@@ -75,8 +75,3 @@ class MixtureDataModule(LightningDataModule):
     def epochs(self, updates: int) -> dict[str, float]:
         """Passes over each language's windows after this many updates."""
         return self.batches.order.epochs(updates * self.batches.windows_per_batch)
-
-    def lang_tokens(self, updates: int) -> dict[str, int]:
-        """Tokens of each language trained on after this many updates."""
-        counts = self.batches.order.counts(updates * self.batches.windows_per_batch)
-        return {lang: n * self.batches.context for lang, n in counts.items()}

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from experiment.config.schema import Config
 from experiment.schedule import exact
 
 BLOCK = 256
@@ -121,6 +122,15 @@ class SampleOrder:
     def epochs(self, slots: int) -> dict[str, float]:
         """Passes over each language's windows after the first `slots` slots."""
         return {lang: n / size for (lang, n), size in zip(self.counts(slots).items(), self.windows, strict=True)}
+
+
+def tokens_by_language(config: Config, updates: int) -> dict[str, int]:
+    """Tokens of each language that a run is trained on in its first updates."""
+    langs, context = config.mixture.langs, config.model.context
+    any_size = (1,) * len(langs)  # how many windows there are does not change whose turn it is
+    order = SampleOrder(tuple(langs), any_size, shares(config.mixture.probs, len(langs)), config.data_seed)
+    counts = order.counts(updates * (config.batch.tokens // context))
+    return {lang: n * context for lang, n in counts.items()}
 
 
 @lru_cache(maxsize=4)

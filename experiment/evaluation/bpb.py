@@ -5,7 +5,6 @@ BPB = sum of next-token NLL in nats / (ln 2 * UTF-8 bytes of the text), a ratio 
 decoded tokens.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from experiment.evaluation.scores import DocumentScores
 from experiment.model.loss import token_nll
 
 PADDED_TO = 32
@@ -21,26 +21,12 @@ PAD_TARGET = 0  # its loss is masked
 
 @dataclass(frozen=True)
 class Document:
+    name: str
+    """Its id, the same in every language of parallel text."""
     ids: Sequence[int]
     """`<bos> text <eos>`."""
     bytes: int
     """UTF-8 bytes of the original text."""
-
-
-@dataclass(frozen=True)
-class Score:
-    nll_nats: float
-    bytes: int
-    docs: int
-
-    @property
-    def bpb(self) -> float:
-        return self.nll_nats / (math.log(2) * self.bytes)
-
-
-def score_of(nll: np.ndarray, documents: Sequence[Document]) -> Score:
-    """Sum of per-document NLL (float64 [documents], in nats) as one score."""
-    return Score(math.fsum(nll), sum(doc.bytes for doc in documents), len(documents))
 
 
 @torch.no_grad()
@@ -53,13 +39,14 @@ def document_nll(
     rank: int = 0,
     world_size: int = 1,
     sum_over_ranks: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    on_scored: Callable[[int], object] = lambda tokens: None,
 ) -> np.ndarray:
     """NLL of each document in nats, float64 [documents], the same on every rank.
 
     A document longer than the context is cut like training text: pieces of `context` targets, each
     with the token before it as context, so that every token but <bos> is a target once. Pieces of
     similar length are scored together; batches are dealt to the ranks, and which batch a piece is in
-    does not depend on how many ranks there are.
+    does not depend on how many ranks there are. `on_scored` hears of the targets of each batch of this rank.
     """
     pieces = [
         (len(doc.ids[start : start + context + 1]), number, start)
@@ -80,8 +67,15 @@ def document_nll(
         logits = model(ids[:, :-1])
         nll = token_nll(logits.flatten(0, 1), ids[:, 1:].flatten()).view(len(batch), -1).double().cpu()
         real = torch.arange(nll.shape[1]) < lengths[:, None]
+        on_scored(int(lengths.sum()))
         totals.index_add_(0, torch.tensor([doc for _, doc, _ in batch]), (nll * real).sum(1))
     return sum_over_ranks(totals).numpy()
+
+
+def scores_of(documents: Sequence[Document], nll: np.ndarray) -> DocumentScores:
+    """`nll`: float64 [documents], in nats."""
+    sizes = np.array([doc.bytes for doc in documents], dtype=np.int64)
+    return DocumentScores(tuple(doc.name for doc in documents), nll, sizes)
 
 
 def _batches(pieces: list[tuple[int, int, int]], batch_tokens: int) -> list[list[tuple[int, int, int]]]:

@@ -1,13 +1,19 @@
 """The texts that evaluation points score: holdout documents and parallel segments, as tokens."""
 
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
-from experiment.config.schema import Config
-from experiment.data.artifacts import Artifact
-from experiment.data.corpus import parallel_segments, read_split
+from experiment.config.schema import Config, Data, EvaluationText
+from experiment.data.artifacts import Artifact, checksum, recorded_artifact
+from experiment.data.corpus import parallel_segments, raw_documents, read_split, require_file, source_files
+from experiment.errors import ExperimentError, RunRefused
 from experiment.evaluation.bpb import Document
-from experiment.tokenizers.tokenizer import BOS, EOS, Tokenizer
+from experiment.matrix.identity import Run
+from experiment.matrix.languages import LANGUAGES
+from experiment.run_directory import RunDirectory
+from experiment.tokenizers.tokenizer import BOS, EOS, Tokenizer, load_tokenizer
 
 T = TypeVar("T")
 Sources = dict[str, dict[str, list[Document]]]
@@ -20,18 +26,83 @@ def evaluation_sources(config: Config, corpora: dict[str, Artifact], tokenizer: 
     langs, wanted = config.mixture.langs, config.evaluation.holdout_docs
     sources: Sources = {"holdout": {}, "parallel": {}}
     for lang in langs:
-        texts = [text for _, text in _chosen(list(read_split(corpora[lang], "holdout")), wanted)]
-        sources["holdout"][lang] = documents(texts, tokenizer)
+        chosen = _chosen(list(read_split(corpora[lang], "holdout")), wanted)
+        sources["holdout"][lang] = documents(chosen, tokenizer)
     segments = parallel_segments(config.data, langs)
     ordered = _chosen([(row["id"], row) for row in segments], None)
     for lang in langs:
-        sources["parallel"][lang] = documents([row[lang] for _, row in ordered], tokenizer)
+        sources["parallel"][lang] = documents([(name, row[lang]) for name, row in ordered], tokenizer)
     return {source: by_lang for source, by_lang in sources.items() if any(by_lang.values())}
 
 
-def documents(texts: list[str], tokenizer: Tokenizer) -> list[Document]:
-    encoded = tokenizer.encode_batch(texts)
-    return [Document([BOS, *ids, EOS], len(text.encode("utf-8"))) for text, ids in zip(texts, encoded, strict=True)]
+def texts_to_score(run: Run, sources: Sequence[str], given: EvaluationText) -> Sources:
+    """The asked sources of a trained run, whole, in its languages and as its tokenizer's ids.
+
+    Corpora and tokenizer are those whose fingerprints the run recorded. Raises RunRefused if they are not there,
+    and ExperimentError if a text cannot be had.
+    """
+    config, directory = run.config, RunDirectory(run.directory)
+    recorded, root = (directory.read() or {})["fingerprints"], Path(config.paths.artifacts)
+    tokenizer = load_tokenizer(recorded_artifact(root, "tokenizers", recorded["tokenizer"]))
+    found: Sources = {source: {} for source in sources}
+    for source in sources:
+        for lang in config.mixture.langs:
+            if source == "holdout":
+                texts = list(read_split(recorded_artifact(root, "corpora", recorded["corpora"][lang]), "holdout"))
+            elif source == "flores":
+                texts = flores(lang, given.flores_split)
+            elif source == "files":
+                texts = _texts_of_files(given, lang)
+            elif recorded["parallel"] is None:
+                texts = []
+            else:
+                path = require_file(config.data.parallel or "", "data.parallel")
+                if checksum(path) != recorded["parallel"]:
+                    raise RunRefused(f"data.parallel: {path} is not the parallel text that {run.name} was scored on")
+                texts = [(row["id"], row[lang]) for row in parallel_segments(config.data, config.mixture.langs)]
+            if texts:
+                found[source][lang] = documents(texts, tokenizer)
+    return {source: by_lang for source, by_lang in found.items() if by_lang}
+
+
+def flores(lang: str, split: str) -> list[tuple[str, str]]:
+    """(id, text) of FLORES+ (CC BY-SA 4.0, gated). Raises ExperimentError where this user or machine has no access."""
+    import datasets
+
+    name = "openlanguagedata/flores_plus"
+    if split not in ("dev", "devtest"):
+        raise ExperimentError(f"data.flores_split: got {split!r}; must be dev or devtest")
+    try:
+        rows = datasets.load_dataset(name, LANGUAGES[lang].flores, split=split)
+    except Exception as error:  # the hub's client raises many kinds for no access, no network and no such data set
+        reason = " ".join(str(error).split())[:200]
+        raise ExperimentError(
+            f"sources: flores: {name} cannot be had ({reason}); accept its terms on the hub and log in, "
+            "or give a local copy with sources=[files] data.files.<language>=PATH"
+        ) from error
+    return [(str(row["id"]), row["text"]) for row in rows]
+
+
+def _texts_of_files(given: EvaluationText, lang: str) -> list[tuple[str, str]]:
+    if not given.files.get(lang):
+        return []
+    data = Data(corpus="files", files=given.files, text_column=given.text_column)
+    texts = list(raw_documents(data, lang, source_files(data, lang)))
+    named = [(name if name is not None else str(number), text) for number, (name, text) in enumerate(texts) if text]
+    if len({name for name, _ in named}) < len(named):
+        raise ExperimentError(f"data.files.{lang}: documents with the same id cannot be told apart")
+    if not named:
+        raise ExperimentError(f"data.files.{lang}: {given.files[lang]} has no text")
+    return named
+
+
+def documents(texts: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[Document]:
+    """`texts`: (id, text) of each document."""
+    encoded = tokenizer.encode_batch([text for _, text in texts])
+    return [
+        Document(name, [BOS, *ids, EOS], len(text.encode("utf-8")))
+        for (name, text), ids in zip(texts, encoded, strict=True)
+    ]
 
 
 def _chosen(items: list[tuple[str, T]], wanted: int | None) -> list[tuple[str, T]]:

@@ -110,6 +110,8 @@ class Run:
     """The run that a branch leaves; None for other kinds and where `branch.trunk` names one."""
     choices: tuple[tuple[str, str], ...] = ()
     """Groups and options it was composed from, those that make its cell."""
+    variant: str = ""
+    """What it changes in the science of its cell, the seed aside; empty for the canonical experiment."""
 
     @property
     def kind(self) -> str:
@@ -161,6 +163,7 @@ class Run:
             "langs": list(c.mixture.langs),
             "probs": None if c.mixture.probs is None else list(c.mixture.probs),
             "tok_name": self.tok_name,
+            "variant": self.variant,
             "schedule": schedule,
             "train": {"stable_marks": list(c.train.stable_marks)} if c.train.stable_marks else {},
             "seed": c.seed,
@@ -213,8 +216,8 @@ def canonical_config(choices: dict[str, str]) -> Config:
     return compose([f"{group}={choices[group]}" for group in CANONICAL_GROUPS]).config
 
 
-def variant_of(config: Config, canonical: Config) -> str:
-    """The suffix for what `config` changes in the science; empty for a canonical run."""
+def changes_of(config: Config, canonical: Config) -> dict[str, Any]:
+    """The science settings that `config` changes, which name its variant; empty for a canonical run."""
     mine, theirs = science_of(config), science_of(canonical)
     theirs["data.corpus"] = config.scale.data  # corpora are canonical per scale, not per primary config
     changed = {key: value for key, (value, _) in differences(mine, theirs).items() if key != "scale.token_scale"}
@@ -222,21 +225,23 @@ def variant_of(config: Config, canonical: Config) -> str:
         changed.pop("data_seed", None)
     if "data.corpus" in changed:  # how its files are read goes with a corpus's name
         changed = {key: value for key, value in changed.items() if not key.startswith("data.") or key == "data.corpus"}
-    return variant_suffix(changed)
+    return changed
 
 
 def _resolve(config: Config, choices: dict[str, str]) -> Run:
     trunk = None
     if config.schedule.kind == "cooldown" and config.branch.trunk is None:
         trunk = _resolve(_trunk_config(config, choices), choices | {"schedule": "trunk"})
-    return named_run(config, variant_of(config, canonical_config(choices)), trunk, choices)
+    return named_run(config, changes_of(config, canonical_config(choices)), trunk, choices)
 
 
-def named_run(config: Config, variant: str, trunk: Run | None, choices: dict[str, str]) -> Run:
+def named_run(config: Config, changes: dict[str, Any], trunk: Run | None, choices: dict[str, str]) -> Run:
+    """`changes` are those of changes_of."""
     tok = tok_name(config.tok.flavor, config.tok.condition)
-    name = run_name(mixture_name(config.mixture.langs), tok, config.schedule.suffix, variant)
+    name = run_name(mixture_name(config.mixture.langs), tok, config.schedule.suffix, variant_suffix(changes))
     cell = tuple((group, choices[group]) for group in ("mixture", "tok", "schedule"))
-    return Run(name, config, trunk, cell)
+    variant = variant_suffix({key: value for key, value in changes.items() if key != "seed"})
+    return Run(name, config, trunk, cell, variant)
 
 
 def _trunk_config(config: Config, choices: dict[str, str]) -> Config:

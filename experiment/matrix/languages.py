@@ -7,14 +7,16 @@ from dataclasses import dataclass
 class Language:
     name: str
     script: str
+    flores: str
+    """Its code in FLORES+."""
     byte_premium: float
     """UTF-8 bytes for the same content, English = 1, on FLORES+ dev and devtest (2009 sentences)."""
 
 
 LANGUAGES = {
-    "en": Language("English", "Latin", 1.0),
-    "de": Language("German", "Latin", 1.1861),
-    "fr": Language("French", "Latin", 1.2374),
-    "ar": Language("Arabic", "Arabic", 1.6001),
-    "zh": Language("Chinese", "Han", 0.9249),
+    "en": Language("English", "Latin", "eng_Latn", 1.0),
+    "de": Language("German", "Latin", "deu_Latn", 1.1861),
+    "fr": Language("French", "Latin", "fra_Latn", 1.2374),
+    "ar": Language("Arabic", "Arabic", "arb_Arab", 1.6001),
+    "zh": Language("Chinese", "Han", "cmn_Hans", 0.9249),
 }

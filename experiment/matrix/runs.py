@@ -9,7 +9,7 @@ from experiment.config.check import check
 from experiment.config.compose import CONF, compose
 from experiment.config.schema import Config, Mixture
 from experiment.errors import ConfigError
-from experiment.matrix.identity import CANONICAL_GROUPS, Run, canonical_config, named_run, variant_of
+from experiment.matrix.identity import CANONICAL_GROUPS, Run, canonical_config, changes_of, named_run
 from experiment.matrix.languages import LANGUAGES
 from experiment.matrix.names import tok_name
 
@@ -48,7 +48,7 @@ def matrix_runs(
     if own := [o for o in overrides if o.lstrip("+~").startswith(SET_BY_THE_MATRIX)]:
         raise ConfigError([f"{override}: the matrix sets this itself for each of its runs" for override in own])
     names = SELF_CONTAINED if only_30b else SELF_CONTAINED + EXTENDED
-    configs, variants = {}, {}
+    configs, changes = {}, {}
     for name in names:
         composed = compose([*overrides, f"schedule={name}"], config_name)
         config, keys = composed.config, {override.split("=")[0] for override in composed.overrides}
@@ -56,7 +56,7 @@ def matrix_runs(
             config = replace(config, data=replace(config.data, corpus=config.scale.data))
         configs[name] = config
         canonical = config if keys <= set(CANONICAL_GROUPS) else canonical_config(composed.choices)
-        variants[name] = variant_of(config, canonical)
+        changes[name] = changes_of(config, canonical)
     end = max((_end_of(configs[name]) for name in names if name in EXTENDED), default=float("inf"))
     result: list[Run] = []
     for mixture_choice, mixture in mixtures().items():
@@ -68,7 +68,7 @@ def matrix_runs(
                 check(config)
                 choices = {"mixture": mixture_choice, "tok": tok_name(flavor, condition), "schedule": name}
                 parent = trunk if config.schedule.kind == "cooldown" else None
-                run = named_run(config, variants[name], parent, choices)
+                run = named_run(config, changes[name], parent, choices)
                 trunk = run if run.kind == "trunk" else trunk
                 result.append(run)
     return result

@@ -3,12 +3,15 @@
 import os
 import shutil
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins import CheckpointIO
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
 from experiment.errors import ExperimentError, RunRefused
 from experiment.run_directory import RunDirectory, sync_directory
@@ -38,6 +41,61 @@ def load(path: Path, mmap: bool = False) -> dict[str, Any]:
     except Exception as error:  # torch.load raises many kinds for what is not a checkpoint
         reason = " ".join(str(error).split())[:200]
         raise RunRefused(f"{path}: cannot be read as a checkpoint ({reason}); {REMEDY}") from error
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The decoder of one run at one step."""
+
+    path: Path
+    run: str
+    step: int
+    state: dict[str, torch.Tensor]
+
+
+def find_weights(directory: RunDirectory, which: str) -> list[Path]:
+    """The files of a checkpoint by name: `final`, `last`, a mark, a snapshot `step_N`, or `all` that are kept.
+
+    Raises RunRefused, naming what there is, where there is none.
+    """
+    snapshots = {path.stem: path for path in sorted(directory.snapshots.glob("step_*.safetensors"))}
+    checkpoints = {path.stem: path for path in sorted((directory.path / "checkpoints").glob("[!.]*.ckpt"))}
+    if which == "all":
+        kept = [path for name, path in checkpoints.items() if name == "final" or name.startswith("stable_")]
+        found = [*snapshots.values(), *kept]
+    else:
+        name = f"step_{int(which[5:]):07d}" if which.startswith("step_") and which[5:].isdecimal() else which
+        found = [path for path in (checkpoints.get(name), snapshots.get(name)) if path is not None]
+    if not found:
+        there = ", ".join([*checkpoints, *snapshots]) or "none"
+        raise RunRefused(f"checkpoint: {directory.path.name} has no {which!r}; there: {there}")
+    return found
+
+
+def step_in(path: Path) -> int:
+    """The step of a checkpoint or snapshot, without reading its weights."""
+    if path.suffix == ".ckpt":
+        return int(load(path, mmap=True)["run"]["step"])
+    return int(_snapshot_facts(path)["step"])
+
+
+def load_weights(path: Path) -> Weights:
+    """The decoder's weights, fp32 on the CPU, of a checkpoint or a snapshot. Raises RunRefused if it is neither."""
+    if path.suffix == ".ckpt":
+        checkpoint = load(path, mmap=True)
+        state = {name.removeprefix("decoder."): tensor for name, tensor in checkpoint["state_dict"].items()}
+        return Weights(path, checkpoint["run"]["name"], int(checkpoint["run"]["step"]), state)
+    facts = _snapshot_facts(path)
+    return Weights(path, facts["run"], int(facts["step"]), load_file(path))
+
+
+def _snapshot_facts(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, "pt") as file:
+            facts = file.metadata() or {}
+        return {"run": facts["run"], "step": facts["step"]}
+    except (OSError, SafetensorError, KeyError) as error:
+        raise RunRefused(f"{path}: cannot be read as a snapshot ({error}); remove it") from error
 
 
 class AtomicCheckpointIO(CheckpointIO):

@@ -1,4 +1,4 @@
-"""Callbacks that write what a run measured: metrics.jsonl, evaluations.jsonl, snapshots."""
+"""Callbacks that write what a run measured: metrics.jsonl, evaluations.jsonl, scores, snapshots."""
 
 import os
 from typing import Any
@@ -9,21 +9,12 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from experiment.data.datamodule import MixtureDataModule
-from experiment.evaluation.bpb import document_nll, score_of
+from experiment.evaluation.bpb import document_nll, scores_of
+from experiment.evaluation.scores import points_of, position, scores_file, write_scores
 from experiment.evaluation.sources import Sources
 from experiment.matrix.identity import Run
 from experiment.run_directory import RunDirectory, append_lines, sync_directory
 from experiment.training.module import PretrainingModule
-
-
-def position(run: Run, step: int) -> dict[str, Any]:
-    """Where update number `step` ends: what every record starts with."""
-    return {
-        "tokens": step * run.config.batch.tokens,
-        "step": step,
-        "lr": run.schedule.lr_of_step(step),
-        "phase": run.schedule.phase_of_step(step),
-    }
 
 
 def at_end(run: Run, step: int) -> bool:
@@ -74,8 +65,7 @@ class EvaluationPoints(Callback):
     def evaluate(self, trainer: Trainer, module: PretrainingModule) -> None:
         step, config = trainer.global_step, self.run.config
         whole = at_end(self.run, step)
-        lang_tokens = self.data.lang_tokens(step)
-        lines = []
+        scores = {}
         module.eval()
         for source, by_lang in self.sources.items():
             for lang, documents in by_lang.items():
@@ -91,17 +81,13 @@ class EvaluationPoints(Callback):
                     trainer.world_size,
                     lambda totals: _sum_over_ranks(trainer, totals),
                 )
-                score = score_of(nll, documents)
-                lines.append(
-                    {"run": self.run.name, "mixture": self.run.mixture, "tok": self.run.tok_name, "seed": config.seed}
-                    | position(self.run, step)
-                    | {"lang_tokens": lang_tokens[lang], "source": source, "lang": lang}
-                    | {"nll_nats": score.nll_nats, "bytes": score.bytes, "docs": score.docs, "bpb": score.bpb}
-                )
+                scores[source, lang] = scores_of(documents, nll)
         module.train()
         if trainer.is_global_zero:
             if config.evaluation.snapshots:
                 self._keep_weights(module, step)
+            lines = points_of(self.run, step, scores)
+            write_scores(scores_file(self.directory.path, step), lines, scores)
             append_lines(self.directory.evaluations, lines)
             bpb = ", ".join(f"{line['source']} {line['lang']} {line['bpb']:.3f}" for line in lines)
             tqdm.write(f"{self.run.name}  {lines[0]['tokens']:,} tokens  BPB: {bpb}")

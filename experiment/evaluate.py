@@ -1,0 +1,173 @@
+"""Scores of checkpoints after training: `python -m experiment.evaluate`.
+
+find runs and checkpoints -> texts as tokens -> score what is not scored yet, on all devices -> scores/ of each run
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiment.config.check import one_line, to_config
+from experiment.config.front_door import front_door
+from experiment.config.schema import Config, EvaluateConfig
+from experiment.errors import ConfigError, RunRefused
+from experiment.matrix.identity import Run
+from experiment.run_directory import RunDirectory
+
+SOURCES = ("holdout", "parallel", "flores", "files")
+
+
+@front_door("evaluate", EvaluateConfig)
+def main(cfg: DictConfig) -> None:
+    config = to_config(cfg, EvaluateConfig)
+    _check(config)
+    runs = [recorded_run(path, config) for path in named_runs(Path(config.paths.runs) / config.scale, config.run)]
+    points = evaluate(config, runs)
+    if points and config.output == "json":
+        print(json.dumps(points, indent=1, ensure_ascii=False))
+
+
+def _check(config: EvaluateConfig) -> None:
+    problems = []
+    if unknown := [source for source in config.sources if source not in SOURCES]:
+        problems.append(f"sources: got {', '.join(unknown)}; must be among {', '.join(SOURCES)}")
+    if not config.sources:
+        problems.append(f"sources: got none; name some of {', '.join(SOURCES)}")
+    if config.accelerator not in ("auto", "cpu", "gpu"):
+        problems.append(f"accelerator: got {config.accelerator!r}; must be auto, cpu or gpu")
+    if config.precision not in (None, "bf16", "fp32"):
+        problems.append(f"precision: got {config.precision!r}; must be bf16 or fp32")
+    if config.output not in ("table", "json"):
+        problems.append(f"output: got {config.output!r}; must be table or json")
+    for name in ("devices", "batch_tokens"):
+        if (value := getattr(config, name)) is not None and value < 1:
+            problems.append(f"{name}: got {value}; must be at least 1")
+    if "files" in config.sources and not any(config.data.files.values()):
+        problems.append("data.files: none given, but sources has files; set data.files.<language>=PATH")
+    if problems:
+        raise ConfigError(problems)
+
+
+def named_runs(place: Path, pattern: str) -> list[Path]:
+    """Directories of the runs of a name or pattern. Raises ConfigError, naming what there is, if there is none."""
+    there = sorted(path.parent for path in place.glob("*/run.json"))
+    found = [path for path in there if path.name == pattern] or [path for path in there if path.match(pattern)]
+    if not found:
+        names = ", ".join(path.name for path in there) or "none"
+        raise ConfigError([f"run: no run in {place} is named {pattern!r}; there: {names}"])
+    return found
+
+
+def recorded_run(path: Path, asked: EvaluateConfig) -> Run:
+    """A run with the settings it was trained with. Raises RunRefused if they are not there."""
+    try:
+        recorded = OmegaConf.load(path / ".hydra" / "config.yaml")
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), recorded))
+    except (OSError, OmegaConfBaseException) as error:
+        raise RunRefused(f"{path}/.hydra/config.yaml: is not the config of a run ({one_line(error)})") from error
+    assert isinstance(config, Config)
+    trainer = replace(config.trainer, accelerator=asked.accelerator, devices=asked.devices, num_nodes=1, compile=False)
+    trainer.precision = asked.precision or trainer.precision
+    evaluation = replace(config.evaluation, batch_tokens=asked.batch_tokens or config.evaluation.batch_tokens)
+    data = replace(config.data, parallel=asked.data.parallel or config.data.parallel)
+    config = replace(config, trainer=trainer, evaluation=evaluation, data=data, paths=asked.paths)
+    return Run(path.name, config)
+
+
+def evaluate(asked: EvaluateConfig, runs: list[Run]) -> list[dict[str, Any]]:
+    """Score the asked checkpoints of the runs; the points, on the first process (none on the others)."""
+    from lightning.fabric import Fabric
+    from tqdm import tqdm
+
+    from experiment.evaluation.bpb import document_nll, scores_of
+    from experiment.evaluation.scores import made_from, points_of, read_points, scores_file, write_scores
+    from experiment.evaluation.sources import texts_to_score
+    from experiment.training.checkpoints import find_weights, load_weights, step_in
+    from experiment.training.devices import find_processes, keep_freed_memory
+    from experiment.training.module import PretrainingModule
+
+    jobs: list[tuple[Run, int, Path]] = []
+    for run in runs:
+        by_step: dict[int, Path] = {}
+        for path in find_weights(RunDirectory(run.directory), asked.checkpoint):
+            by_step.setdefault(step_in(path), path)
+        jobs += [(run, step, path) for step, path in sorted(by_step.items())]
+    processes = find_processes(runs[0].config)
+    if processes.accelerator == "cpu":
+        keep_freed_memory()
+    fabric = Fabric(
+        accelerator=processes.accelerator,
+        devices=processes.devices,
+        num_nodes=processes.num_nodes,
+        strategy="ddp" if processes.world_size > 1 else "auto",
+        plugins=[processes.environment],
+    )
+    fabric.launch()
+    points: list[dict[str, Any]] = []
+    texts: dict[str, Any] = {}
+    for run, step, path in jobs:
+        if run.name not in texts:
+            texts.clear()  # one run's at a time
+            texts[run.name] = texts_to_score(run, asked.sources, asked.data)
+        module = None
+        for source, by_lang in texts[run.name].items():
+            file = scores_file(run.directory, step, source)
+            origin = {"documents": _fingerprint(by_lang), "precision": run.config.trainer.precision}
+            origin["weights"] = f"{path.name}, {path.stat().st_size} bytes, {path.stat().st_mtime_ns} ns"
+            if fabric.broadcast(made_from(file) == origin):
+                points += read_points(file)
+                continue
+            if module is None:
+                weights = load_weights(path)
+                if weights.run != run.name:
+                    raise RunRefused(f"{path}: holds weights of {weights.run}, not of {run.name}")
+                module = PretrainingModule(run.config, {}).eval()
+                module.decoder.load_state_dict(weights.state)
+                module = module.to(fabric.device)
+            targets = sum(len(doc.ids) - 1 for documents in by_lang.values() for doc in documents)
+            show = processes.is_leader and sys.stderr.isatty()
+            scores = {}
+            with tqdm(total=targets, desc=f"{run.name} {path.stem} {source}", unit="tok", disable=not show) as bar:
+                for lang, documents in by_lang.items():
+                    nll = document_nll(
+                        module,
+                        documents,
+                        run.config.model.context,
+                        run.config.evaluation.batch_tokens,
+                        fabric.device,
+                        processes.rank,
+                        processes.world_size,
+                        lambda totals: fabric.all_reduce(totals.to(fabric.device), reduce_op="sum").cpu(),
+                        lambda tokens, bar=bar: bar.update(tokens * processes.world_size),
+                    )
+                    scores[source, lang] = scores_of(documents, nll)
+            scored = points_of(run, step, scores)
+            points += scored
+            if processes.is_leader:
+                write_scores(file, scored, scores, origin)
+                if asked.output == "table":
+                    bpb = ", ".join(f"{point['lang']} {point['bpb']:.4f}" for point in scored)
+                    print(f"{run.name}  {path.stem}  {scored[0]['tokens']:,} tokens  {source}: {bpb}  ({file})")
+    if processes.is_leader and asked.output == "table" and not points:
+        print("nothing to score: the runs have none of these sources")
+    return points if processes.is_leader else []
+
+
+def _fingerprint(by_lang: dict[str, Any]) -> str:
+    """sha256 over the documents of a source, as tokens."""
+    digest = hashlib.sha256()
+    for lang, documents in sorted(by_lang.items()):
+        for doc in documents:
+            digest.update(f"{lang} {doc.name} {doc.bytes} ".encode())
+            digest.update(json.dumps(list(doc.ids)).encode())
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    main()

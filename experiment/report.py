@@ -1,0 +1,107 @@
+"""From evaluation points to the answer: `python -m experiment.report`.
+
+read points -> transfer scores, penalty, interaction, intervals -> report.json, tables, figures, index.html
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from experiment.config.check import to_config
+from experiment.config.front_door import front_door
+from experiment.config.schema import ReportConfig
+from experiment.data.corpus import require_file
+from experiment.errors import ConfigError, RunRefused
+from experiment.evaluation.findings import Findings, Settings
+from experiment.evaluation.points import Evidence, points_from_runs, points_from_table
+from experiment.reporting.figures import draw_for_paper, figures
+from experiment.reporting.page import headline, page
+from experiment.reporting.tables import budget, tables, write_tables
+from experiment.run_directory import write_atomically
+
+
+@front_door("report", ReportConfig)
+def main(cfg: DictConfig) -> None:
+    config = to_config(cfg, ReportConfig)
+    _check(config)
+    out = _place(config)
+    settings = Settings(tuple(config.budgets), config.replicates, config.level, config.seed)
+    report = Findings(_evidence(config), settings).report()
+    write(report, out)
+    print(summary(report, out))
+
+
+def _check(config: ReportConfig) -> None:
+    problems = []
+    if not config.budgets or not all(0 < value < float("inf") for value in config.budgets):
+        problems.append(f"budgets: got {config.budgets}; must be one or more numbers above 0")
+    if len(set(config.budgets)) < len(config.budgets):
+        problems.append(f"budgets: got {config.budgets}; each of them once")
+    if not 100 <= config.replicates <= 100_000:
+        problems.append(f"replicates: got {config.replicates}; must be 100 to 100000")
+    if not 0.5 <= config.level < 1:
+        problems.append(f"level: got {config.level:g}; must be 0.5 or more and below 1")
+    if config.seed < 0:
+        problems.append(f"seed: got {config.seed}; must be at least 0")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _evidence(config: ReportConfig) -> Evidence:
+    if config.points is not None:
+        return points_from_table(require_file(config.points, "points"))
+    return points_from_runs(Path(config.paths.runs) / config.scale, Path(config.paths.artifacts))
+
+
+def _place(config: ReportConfig) -> Path:
+    """Where the report goes. Raises RunRefused for a directory that holds anything but a report."""
+    name = config.scale if config.points is None else Path(config.points).stem
+    out = Path(config.out) if config.out else Path(config.paths.runs) / "reports" / name
+    if out.exists() and not (out.is_dir() and ((out / "report.json").exists() or not any(out.iterdir()))):
+        raise RunRefused(f"out: {out} exists and is not a report; name another directory")
+    return out
+
+
+def write(report: dict[str, Any], out: Path) -> None:
+    """Write the whole report beside its place and put it there, so that a reader finds the old one or the new one."""
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+        drawn, made = figures(report), tables(report)
+        text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(beside / "report.json", text + "\n")
+        write_tables(made, beside / "tables")
+        draw_for_paper(drawn, beside / "figures")
+        write_atomically(beside / "index.html", page(report, drawn, made))
+        old = out.with_name(f".{out.name}.{os.getpid()}.old")
+        if out.exists():
+            os.rename(out, old)
+        os.rename(beside, out)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def summary(report: dict[str, Any], out: Path) -> str:
+    """What the report says, in a few lines."""
+    lines = headline(report)
+    spans = [row["0"] for row in report["measurable"] if row["0"]]
+    if spans:
+        low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+        lines.append(
+            f"a neutral score can be measured from {budget(low)} to {budget(high)} tokens of the partner language"
+        )
+    if report["excluded"]:
+        shown = [f"{row['name']}: {row['reason']}" for row in report["excluded"][:5]]
+        more = len(report["excluded"]) - len(shown)
+        lines += ["takes no part:", *(f"  {line}" for line in shown), *([f"  and {more} more"] if more else [])]
+    return "\n".join([*lines, f"report: {out / 'index.html'}", f"numbers: {out / 'report.json'}"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A report for readers: tables, figures, a page."""

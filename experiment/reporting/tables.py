@@ -1,0 +1,166 @@
+"""The tables of a report, as rows of text, and as markdown, CSV and LaTeX."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+SCORE_NAMES = {"relative": "relative BTS", "atlas": "ATLAS BTS", "final_difference": "difference of finals"}
+MATCHING_NAMES = {"tokens": "equal tokens", "content": "equal content", "total tokens": "equal total tokens"}
+LOWER_WITHOUT_BOUND, UPPER_WITHOUT_BOUND = "-∞", "∞"
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    """Name of its files."""
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def tables(report: dict[str, Any]) -> list[Table]:
+    """Every table of the report that has rows."""
+    made = [
+        _transfer(report["transfer"], "transfer", "Transfer to the partner language"),
+        _contrasts(report["interaction"], "interaction", "Interaction: penalty starved minus penalty destarved"),
+        _contrasts(report["penalty"], "penalty", "Penalty: same-script minus cross-script partners"),
+        _finals(report["final_difference"]),
+        _transfer(report["english"], "english", "Transfer to English"),
+        _measurable(report["measurable"]),
+        _tokenizers(report["tokenizers"]),
+        _excluded(report["excluded"]),
+        _runs(report["runs"]),
+    ]
+    return [table for table in made if table.rows]
+
+
+def write_tables(found: Iterable[Table], out: Path) -> None:
+    """`<name>.md`, `.csv` and `.tex` (booktabs) of each."""
+    out.mkdir(parents=True, exist_ok=True)
+    for table in found:
+        markdown = tabulate(table.rows, table.columns, tablefmt="github", disable_numparse=True)
+        text = f"# {table.title}\n\n{table.note}\n\n{markdown}\n"
+        (out / f"{table.name}.md").write_text(text, encoding="utf-8")
+        latex = tabulate(table.rows, table.columns, tablefmt="latex_booktabs", disable_numparse=True)
+        (out / f"{table.name}.tex").write_text(latex.replace("∞", r"$\infty$") + "\n", encoding="utf-8")
+        with open(out / f"{table.name}.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([table.columns, *table.rows])
+
+
+def budget(tokens: float | None) -> str:
+    return "" if tokens is None else f"{tokens / 1e9:.3g}B"
+
+
+def number(value: float | None, score: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:+.3f}" if score == "atlas" else f"{value:+.4f}"
+
+
+def interval(row: dict[str, Any], score: str) -> str:
+    low = LOWER_WITHOUT_BOUND if row["low"] is None else number(row["low"], score)
+    high = UPPER_WITHOUT_BOUND if row["high"] is None else number(row["high"], score)
+    return f"[{low}, {high}] {' + '.join(row['covers'])}"
+
+
+def _value(value: float | None, bound: dict[str, Any] | None, reason: str | None, score: str) -> str:
+    if value is not None:
+        return number(value, score)
+    if bound is not None:
+        return f"{'<' if bound['side'] == 'below' else '>'} {number(bound['of'], score)} (censored)"
+    return f"not computable: {reason}"
+
+
+def _intervals(rows: Sequence[dict[str, Any]], score: str) -> str:
+    return "; ".join(interval(row, score) for row in rows)
+
+
+def _transfer(rows: Sequence[dict[str, Any]], name: str, title: str) -> Table:
+    columns = ("source", "matching", "budget", "mixture", "tokenizer", "variant")
+    out = []
+    for r in rows:
+        cells = []
+        for score in ("relative", "atlas"):
+            bound = r["atlas_bound"] if score == "atlas" else None
+            cells += [_value(r[score], bound, r["reasons"][score], score), _intervals(r["intervals"][score], score)]
+        where = (r["source"], MATCHING_NAMES[r["matching"]], budget(r["budget"]), r["mixture"], r["tok"], r["variant"])
+        out.append((*where, *cells))
+    note = (
+        "Stable points against stable points. Budgets are tokens of the language that is looked at, in either run. "
+        "0 is neutral, above 0 the other language helps. Intervals name the sources of error that they cover."
+    )
+    return Table(name, title, note, (*columns, "relative BTS", "its interval", "ATLAS BTS", "its interval "), out)
+
+
+def _contrasts(rows: Sequence[dict[str, Any]], name: str, title: str) -> Table:
+    out = []
+    for r in rows:
+        partners = f"{{{', '.join(r['same'])}}} - {{{', '.join(r['cross'])}}}"
+        row = [r["source"], SCORE_NAMES[r["score"]], MATCHING_NAMES[r["matching"]], budget(r["budget"])]
+        row += [partners if r["designed"] else f"{partners} (what is left of the design)"]
+        row += [f"{r['flavor']}_{r['condition']}" if "condition" in r else r["flavor"], r["variant"]]
+        row += [_value(r["value"], r["bound"], r["reason"], r["score"]), _intervals(r["intervals"], r["score"])]
+        out.append(tuple(row))
+    note = "The same partners in both conditions, or none. A censored member leaves a bound, or nothing."
+    columns = ("source", "score", "matching", "budget", "partners", "tokenizer", "variant", "value", "interval")
+    return Table(name, title, note, columns, out)
+
+
+def _finals(rows: Sequence[dict[str, Any]]) -> Table:
+    out = []
+    for r in rows:
+        where = (r["source"], f"en-{r['partner']}", r["tok"], r["variant"])
+        value = _value(r["value"], r["bound"], r["reason"], r["score"])
+        out.append((*where, value, _intervals(r["intervals"], r["score"])))
+    note = (
+        "(BPB mono - BPB bi) / BPB mono of the partner language, both decayed to their end after equal total tokens: "
+        "the bilingual run has read half as much of the language. Not a transfer score."
+    )
+    columns = ("source", "mixture", "tokenizer", "variant", "difference", "interval")
+    return Table("final_difference", "Difference of finals", note, columns, out)
+
+
+def _measurable(rows: Sequence[dict[str, Any]]) -> Table:
+    def span(pair: list[float] | None) -> str:
+        return "none" if pair is None else f"{budget(pair[0])} to {budget(pair[1])}"
+
+    out = [
+        (r["source"], f"en-{r['partner']}", r["tok"], r["variant"], str(r["seed"]), span(r["0"]), span(r["-1"]))
+        for r in rows
+    ]
+    note = "Budgets at which the stable points reach far enough to see an ATLAS BTS of this size."
+    columns = ("source", "mixture", "tokenizer", "variant", "seed", "BTS = 0", "BTS = -1")
+    return Table("measurable", "What can be measured", note, columns, out)
+
+
+def _tokenizers(rows: Sequence[dict[str, Any]]) -> Table:
+    out = [
+        (r["tok"], r["variant"], r["lang"], f"{r['bytes_per_token']:.3f}", f"{r['tokens']:,}", f"{r['bytes']:,}")
+        for r in rows
+    ]
+    note = "On the training shards, <bos> and <eos> included."
+    columns = ("tokenizer", "variant", "language", "bytes per token", "tokens", "bytes")
+    return Table("tokenizers", "Tokenizers", note, columns, out)
+
+
+def _excluded(rows: Sequence[dict[str, Any]]) -> Table:
+    out = [(r["name"], r["reason"]) for r in rows]
+    return Table("excluded", "What takes no part", "By state of the run, or by its points.", ("name", "reason"), out)
+
+
+def _runs(rows: Sequence[dict[str, Any]]) -> Table:
+    out = []
+    for r in rows:
+        s, science = r["schedule"], r["science"]
+        lengths = [budget(s[name]) for name in ("warmup_tokens", "stable_tokens", "decay_tokens")]
+        what = (r["name"], r["state"], r["kind"], str(r["seed"]), f"{s['peak_lr']:g}", *lengths)
+        origin = (r.get("precision", ""), r.get("commit", "")[:10], r.get("device", ""))
+        out.append((*what, f"{science['batch.tokens']:,}", *origin))
+    columns = ("run", "state", "kind", "seed", "peak rate", "warmup", "stable", "decay", "batch", "precision")
+    note = "Token lengths are nominal; run.json of each run has all settings, versions and fingerprints."
+    return Table("runs", "Runs", note, (*columns, "commit", "device"), out)
