@@ -22,6 +22,8 @@ class RunRefused(ExperimentError):
 class RunLive(RunRefused):
     """Another process holds the run."""
 
+    exit_code = 4
+
 
 class Diverged(ExperimentError):
     """Loss or gradient is not finite; nothing was updated with it."""

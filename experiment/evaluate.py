@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
-from experiment.config.check import one_line, to_config
+from experiment.config.check import to_config
 from experiment.config.front_door import front_door
-from experiment.config.schema import Config, EvaluateConfig
+from experiment.config.schema import EvaluateConfig
 from experiment.errors import ConfigError, RunRefused
+from experiment.evaluation.recorded import named_runs, recorded_config
 from experiment.matrix.identity import Run
 from experiment.run_directory import RunDirectory
 
@@ -27,7 +27,7 @@ SOURCES = ("holdout", "parallel", "flores", "files")
 def main(cfg: DictConfig) -> None:
     config = to_config(cfg, EvaluateConfig)
     _check(config)
-    runs = [recorded_run(path, config) for path in named_runs(Path(config.paths.runs) / config.scale, config.run)]
+    runs = [_as_asked(path, config) for path in named_runs(Path(config.paths.runs) / config.scale, config.run)]
     points = evaluate(config, runs)
     if points and config.output == "json":
         print(json.dumps(points, indent=1, ensure_ascii=False))
@@ -54,30 +54,14 @@ def _check(config: EvaluateConfig) -> None:
         raise ConfigError(problems)
 
 
-def named_runs(place: Path, pattern: str) -> list[Path]:
-    """Directories of the runs of a name or pattern. Raises ConfigError, naming what there is, if there is none."""
-    there = sorted(path.parent for path in place.glob("*/run.json"))
-    found = [path for path in there if path.name == pattern] or [path for path in there if path.match(pattern)]
-    if not found:
-        names = ", ".join(path.name for path in there) or "none"
-        raise ConfigError([f"run: no run in {place} is named {pattern!r}; there: {names}"])
-    return found
-
-
-def recorded_run(path: Path, asked: EvaluateConfig) -> Run:
-    """A run with the settings it was trained with. Raises RunRefused if they are not there."""
-    try:
-        recorded = OmegaConf.load(path / ".hydra" / "config.yaml")
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), recorded))
-    except (OSError, OmegaConfBaseException) as error:
-        raise RunRefused(f"{path}/.hydra/config.yaml: is not the config of a run ({one_line(error)})") from error
-    assert isinstance(config, Config)
+def _as_asked(path: Path, asked: EvaluateConfig) -> Run:
+    """A recorded run, with devices, precision and places of its text as asked for."""
+    config = recorded_config(path)
     trainer = replace(config.trainer, accelerator=asked.accelerator, devices=asked.devices, num_nodes=1, compile=False)
     trainer.precision = asked.precision or trainer.precision
     evaluation = replace(config.evaluation, batch_tokens=asked.batch_tokens or config.evaluation.batch_tokens)
     data = replace(config.data, parallel=asked.data.parallel or config.data.parallel)
-    config = replace(config, trainer=trainer, evaluation=evaluation, data=data, paths=asked.paths)
-    return Run(path.name, config)
+    return Run(path.name, replace(config, trainer=trainer, evaluation=evaluation, data=data, paths=asked.paths))
 
 
 def evaluate(asked: EvaluateConfig, runs: list[Run]) -> list[dict[str, Any]]:

@@ -4,8 +4,6 @@ read points -> transfer scores, penalty, interaction, intervals -> report.json, 
 """
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from experiment.evaluation.points import Evidence, points_from_runs, points_from
 from experiment.reporting.figures import draw_for_paper, figures
 from experiment.reporting.page import headline, page
 from experiment.reporting.tables import budget, tables, write_tables
-from experiment.run_directory import write_atomically
+from experiment.run_directory import replaced_as_a_whole
 
 
 @front_door("report", ReportConfig)
@@ -67,24 +65,14 @@ def _place(config: ReportConfig) -> Path:
 
 
 def write(report: dict[str, Any], out: Path) -> None:
-    """Write the whole report beside its place and put it there, so that a reader finds the old one or the new one."""
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(beside, ignore_errors=True)
-    try:
-        beside.mkdir(parents=True)
+    """Write the report: whoever opens it finds the old one or the new one, whole."""
+    with replaced_as_a_whole(out) as place:
         drawn, made = figures(report), tables(report)
         text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
-        write_atomically(beside / "report.json", text + "\n")
-        write_tables(made, beside / "tables")
-        draw_for_paper(drawn, beside / "figures")
-        write_atomically(beside / "index.html", page(report, drawn, made))
-        old = out.with_name(f".{out.name}.{os.getpid()}.old")
-        if out.exists():
-            os.rename(out, old)
-        os.rename(beside, out)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        (place / "report.json").write_text(text + "\n", encoding="utf-8")
+        write_tables(made, place / "tables")
+        draw_for_paper(drawn, place / "figures")
+        (place / "index.html").write_text(page(report, drawn, made), encoding="utf-8")
 
 
 def summary(report: dict[str, Any], out: Path) -> str:

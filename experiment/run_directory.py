@@ -12,6 +12,7 @@ Imports no torch: the listing of runs reads these files.
 
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -41,6 +42,23 @@ def write_atomically(path: Path, text: str) -> None:
     sync_directory(path.parent)
 
 
+@contextmanager
+def replaced_as_a_whole(place: Path) -> Iterator[Path]:
+    """A directory to fill; at the end it takes the place of what is at `place`, and after an error it is gone."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    beside, old = (place.with_name(f".{place.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    try:
+        beside.mkdir()
+        yield beside
+        if place.exists():
+            os.rename(place, old)
+        os.rename(beside, place)
+    finally:
+        for left in (beside, old):
+            shutil.rmtree(left, ignore_errors=True)
+    sync_directory(place.parent)
+
+
 def sync_directory(path: Path) -> None:
     """Force a rename in this directory to disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -64,7 +82,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunRefused(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    for number, line in enumerate(lines[:-1], start=1):
         try:
             record = json.loads(line)
             record["step"]
@@ -107,14 +129,20 @@ class RunDirectory:
 
     def set_state(self, state: str, **facts: Any) -> None:
         assert state in STATES
-        record = self.read() or {}
-        self.write(record | {"state": state} | facts)
+        if (record := self.read()) is not None:  # a directory that was removed meanwhile gets no half of a record
+            self.write(record | {"state": state} | facts)
 
     def write_progress(self, **facts: Any) -> None:
         write_atomically(self.path / "progress.json", json.dumps(facts | {"written_at": time.time()}) + "\n")
 
     def progress(self) -> dict[str, Any]:
-        return _read_json(self.path / "progress.json") or {}
+        """How far a live run is; empty where that is not known. Nothing depends on this file."""
+        try:
+            facts = _read_json(self.path / "progress.json") or {}
+        except RunRefused:
+            return {}
+        numbers = ("step", "tokens", "stop_step", "loss", "written_at")
+        return facts if all(isinstance(facts.get(name), (int, float)) for name in numbers) else {}
 
     def state(self) -> str:
         """pending, running, interrupted, diverged, failed or done; a run whose process has died is interrupted."""
@@ -173,6 +201,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunRefused(f"{path}: cannot be read ({reason}); mend or remove it to start this run again") from error
     try:
         record = json.loads(text)
         if not isinstance(record, dict):

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiment.config.check import AVAILABLE_FLAVORS, PLANNED_FLAVORS, hint, to_config
+from experiment.config.check import check_flavor, hint, to_config
 from experiment.config.front_door import front_door
 from experiment.config.schema import Config, RunsConfig
 from experiment.errors import ConfigError
@@ -50,14 +50,8 @@ def main(cfg: DictConfig) -> None:
 
 
 def _check(config: RunsConfig) -> None:
+    check_flavor(config.flavor, "flavor")
     problems = []
-    if config.flavor in PLANNED_FLAVORS:
-        problems.append(
-            f"flavor: {config.flavor!r} is not part of this version yet; available: {', '.join(AVAILABLE_FLAVORS)}"
-        )
-    elif config.flavor not in AVAILABLE_FLAVORS:
-        known = [*AVAILABLE_FLAVORS, *PLANNED_FLAVORS]
-        problems.append(f"flavor: there is no flavor {config.flavor!r}; {hint(config.flavor, known)}")
     for name, options in (("output", ("table", "json")), ("view", ("list", "status", "plan"))):
         if (value := getattr(config, name)) not in options:
             problems.append(f"{name}: got {value!r}; must be one of {', '.join(options)}")
@@ -66,6 +60,10 @@ def _check(config: RunsConfig) -> None:
             problems.append(f"{name}: got {value}; must be above 0")
     if config.device is not None and config.device not in PEAK_FLOPS:
         problems.append(f"device: the peak of {config.device!r} is not known; {hint(config.device, list(PEAK_FLOPS))}")
+    if config.mfu is not None and config.mfu > 1:
+        problems.append(f"mfu: got {config.mfu}; a share of the peak is at most 1")
+    if config.watch and config.view != "status":
+        problems.append("watch: only view=status can be watched")
     if (config.mfu is None) != (config.device is None):
         problems.append("mfu and device: a rate follows from both; give both, or tok_per_s")
     if problems:
@@ -80,8 +78,8 @@ def _asked_for(config: RunsConfig, overrides: Sequence[str]) -> tuple[list[Run],
     own = {f.name for f in fields(RunsConfig)} - {f.name for f in fields(Config)}
     given = {override.split("=", 1)[0].lstrip("+~"): override for override in overrides}
     shared = [override for key, override in given.items() if key not in own and key not in ROWS]
-    runs = matrix_runs(config.flavor, config.only_30b, shared)
     wanted = {group: {HydraConfig.get().runtime.choices[group]} for group in ROWS if group in given}
+    runs = matrix_runs(config.flavor, config.only_30b, shared, wanted=wanted)
     chosen = chosen_rows(runs, wanted)
     if config.run is None:
         return runs, chosen

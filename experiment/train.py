@@ -12,17 +12,21 @@ from types import FrameType
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from experiment.config.check import check_batch_divides
 from experiment.config.compose import Composed, checked
 from experiment.config.front_door import front_door
 from experiment.config.schema import Config
-from experiment.errors import Diverged, ExperimentError, Interrupted, RunLive, RunRefused
+from experiment.errors import ConfigError, Diverged, ExperimentError, Interrupted, RunLive, RunRefused
 from experiment.matrix.belonging import Identity, identity_of, is_done, refuse_other, refuse_other_trunk
 from experiment.matrix.identity import Run, resolve
 from experiment.run_directory import RunDirectory, read_lines, write_atomically
 
 POLL_SECONDS = 2.0
+SWEEPS = ("hydra/sweeper", "hydra.sweeper", "hydra/launcher", "hydra.launcher")
+"""Settings without effect on a single run."""
 
 
 @front_door("train", Config)
@@ -30,7 +34,10 @@ def main(cfg: DictConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_DFL:  # submitit has a handler of its own
             signal.signal(number, _leave)
-    return train(checked(cfg, HydraConfig.get()))
+    hydra = HydraConfig.get()
+    if hydra.mode is RunMode.RUN and (stray := [o for o in hydra.overrides.hydra if o.lstrip("+~").startswith(SWEEPS)]):
+        raise ConfigError([f"{override}: is for a sweep; add -m (--multirun)" for override in stray])
+    return train(checked(cfg, hydra))
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -46,7 +53,7 @@ def train(composed: Composed) -> int:
     run = resolve(composed)
     # torch takes seconds to import: only now, when the settings are known to be good
     from experiment.data.prepare import prepare
-    from experiment.training.devices import check_batch_divides, find_processes
+    from experiment.training.devices import find_processes
     from experiment.training.fit import fit
     from experiment.training.loggers import check_logger
     from experiment.training.stages import Stage, StageBoard
@@ -167,7 +174,7 @@ class Leader:
         except Diverged as error:
             directory.set_state("diverged", error=str(error))
             raise Diverged(f"{run.name} diverged: {error}. {_kept(directory)}") from error
-        except (Interrupted, KeyboardInterrupt, BrokenPipeError):
+        except (Interrupted, KeyboardInterrupt, SystemExit, BrokenPipeError):  # submitit leaves with SystemExit
             directory.set_state("interrupted")
             raise
         except BaseException as error:

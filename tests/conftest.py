@@ -48,6 +48,7 @@ class Launcher:
     """Starts runs in one directory of runs."""
 
     def __init__(self, runs: Path, artifacts: Path):
+        self.runs, self.artifacts = runs, artifacts
         self.base = [*SMALL, f"paths.runs={runs}", f"paths.artifacts={artifacts}"]
 
     def compose(self, *overrides: str) -> Composed:

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
+from experiment.config.check import check_batch_divides
 from experiment.data.datamodule import Batches
 from experiment.data.prepare import prepare
 from experiment.errors import ConfigError
-from experiment.training.devices import check_batch_divides
 from tests.conftest import Finished, assert_same_weights
 
 

@@ -1,9 +1,11 @@
 """The matrix on a real Slurm: dependencies between jobs, requeue at the time limit. Needs a running cluster."""
 
 import json
+import os
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +66,7 @@ def test_a_trunk_is_cut_at_its_marks_and_cooldowns_wait_for_their_own(launcher):
         "--requeue",
     ):
         assert f"#SBATCH {line}" in first
-    assert "module load x\nsrun " in first and "scontrol requeue" in first
+    assert "set -e\nmodule load x\nset +e\nsrun " in first and "scontrol requeue" in first
     composed = compose(["schedule=trunk", "schedule.stable_tokens=23000000000.0", "train.stable_marks=[2.4e+10]"])
     assert composed.config.schedule.stable_tokens == 23e9
 
@@ -72,10 +74,68 @@ def test_a_trunk_is_cut_at_its_marks_and_cooldowns_wait_for_their_own(launcher):
 def test_scripts_can_be_written_without_a_cluster(launcher):
     result = launcher.sweep("hydra/sweeper=matrix", "hydra.sweeper.where=scripts", "mixture=en-ar", "tok=bl_starved")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("written  ") == 4
-    assert not launcher.resolve().scale_directory.exists()
-    result = launcher.sweep("hydra/sweeper=matrix", "hydra.sweeper.where=scripts", "hydra.sweeper.slurm.tim=1")
-    assert result.returncode == 2 and "tim" in result.stderr
+    assert result.stdout.count("written  ") == 5
+    (submit,) = launcher.runs.glob("sweeps/*/submit.sh")
+    lines = submit.read_text().splitlines()
+    assert [line.split("=")[0] for line in lines[3:]] == ["job_000", "job_001", "job_002", "job_003"]
+    assert "--dependency=afterok:$job_000 --kill-on-invalid-dep=yes" in lines[5]  # the cooldown from 24B
+    for script in submit.parent.glob("*.sbatch"):
+        (log,) = [line for line in script.read_text().splitlines() if "--output=" in line]
+        assert Path(log.split("--output=")[1]).parent.is_dir(), "Slurm makes no directory for a log"
+    assert not list(launcher.resolve().scale_directory.glob("*/run.json"))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["hydra.sweeper.slurm.tim=1"], "tim"),
+        (["hydra.sweeper.slurm.nodes=0"], "nodes: got 0; must be at least 1"),
+        (["hydra.sweeper.slurm.partition=''"], "partition: got ''"),
+        (["trainer.num_nodes=2"], "set hydra.sweeper.slurm.nodes"),
+        (["trainer.devices=3"], "3 devices do not divide"),
+        (["paths.runs='with space'"], "takes no space"),
+        (["hydra.sweeper.only_30b=maybe"], "must be true or false"),
+        (["hydra.sweeper.n_jobs=1.5"], "must be a whole number"),
+        (["hydra.launcher.n_jobs=1"], "hydra.sweeper.where"),
+        (["hydra.sweeper.flavor=pa"], "not part of this version"),
+        (["tok=bl_starved,bl_starfed"], "no run of the matrix has 'bl_starfed'; did you mean bl_starved?"),
+        (["seed=glob(*)"], "no finite list"),
+        (["data.files.en=nowhere.jsonl"], "no file matches nowhere.jsonl"),
+        (["train.stable_marks=[1e9,2e9]"], "schedule="),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_one_line_and_writes_nothing(launcher, options, message):
+    result = launcher.sweep("hydra/sweeper=matrix", "hydra.sweeper.where=scripts", *options)
+    assert result.returncode == 2, result.stdout
+    assert message in result.stderr and len(result.stderr.splitlines()) <= 3 and "Traceback" not in result.stderr
+    assert not list(launcher.runs.glob("sweeps/*/*.sbatch"))
+
+
+def test_a_refusal_in_the_middle_says_what_is_queued_and_a_repetition_submits_nothing_twice(launcher, tmp_path):
+    """With a stand-in for sbatch that refuses its third job, and for squeue."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "sbatch").write_text(
+        f"""#!/bin/bash
+count=$(cat {tmp_path}/count 2>/dev/null || echo 0); echo $((count + 1)) > {tmp_path}/count
+env > {tmp_path}/environment
+if [ "$count" -eq 2 ]; then echo no >&2; exit 1; fi
+name=$(sed -n 's/#SBATCH --job-name=//p' "${{@: -1}}"); place=$(sed -n 's/#SBATCH --comment=//p' "${{@: -1}}")
+echo "$((40 + count))|$name|$place" >> {tmp_path}/queue; echo $((40 + count))
+"""
+    )
+    (tools / "squeue").write_text(f"#!/bin/bash\ncat {tmp_path}/queue 2>/dev/null || true\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "RANK": "1", "WORLD_SIZE": "2"}
+    words = (*MATRIX, "mixture=en-ar", "tok=bl_starved")
+    first = launcher.sweep(*words, env=environment)
+    assert first.returncode == 2 and "queued before it: 40, 41. The same command goes on" in first.stderr
+    assert "RANK=" not in (tmp_path / "environment").read_text(), "a job would take itself for a rank"
+    again = launcher.sweep(*words, env=environment)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("already, as job") == 2 and again.stdout.count("submitted") == 2
+    assert "after" in again.stdout.splitlines()[-1]
 
 
 @slurm

@@ -111,12 +111,13 @@ def test_a_failure_skips_what_depends_on_it_and_nothing_else(launcher):
     assert states(launcher)["zh__bl_starved"] == "done"
 
 
-def test_a_job_that_fails_by_itself_is_told_with_its_reason(launcher):
-    result = launcher.sweep("mixture=en,zh", "data.files.en=/nowhere/en.jsonl", "tok.langs=[zh]")
+def test_a_job_that_fails_by_itself_is_told_with_its_reason(launcher, tmp_path):
+    (tmp_path / "en.jsonl").write_text("no JSON\n")
+    result = launcher.sweep("mixture=en,zh", f"data.files.en={tmp_path}/en.jsonl", "tok.langs=[zh]")
     assert result.returncode == 1
     en = launcher.resolve("mixture=en", "tok.langs=[zh]")
     (told,) = [line for line in result.stdout.splitlines() if line.startswith("failed")]
-    assert "exit code 2: error: data.files.en: no file matches /nowhere/en.jsonl" in told
+    assert "exit code 2: error: data.files.en: line 1 of" in told and "is not JSON" in told
     assert "Traceback" not in (en.directory / "log.txt").read_text()
     assert "1 failed" in result.stdout and "1 done" in result.stdout
 
@@ -145,6 +146,49 @@ def test_a_job_that_diverges_or_crashes_is_told_by_its_exit_code(launcher, monke
         run_jobs(jobs_for(launcher), 1, "cpu")
     for state in ("diverged", "interrupted", "failed"):
         assert f"({state})" in str(caught.value)
+
+
+def test_a_damaged_directory_holds_up_no_other(launcher):
+    place = launcher.resolve("mixture=fr").directory
+    (place / "run.json").mkdir(parents=True)
+    other = launcher.resolve("mixture=de").directory
+    other.parent.mkdir(exist_ok=True)
+    other.write_text("a file in a directory's place")
+    third = launcher.resolve("mixture=zh").directory
+    third.mkdir()
+    (third / "run.json").write_bytes(b"\xff")
+    result = launcher.sweep("mixture=en,fr,de,zh")
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    for name, reason in ((place.name, "directory"), (other.name, "directory"), (third.name, "utf-8")):
+        (line,) = [line for line in result.stdout.splitlines() if line.startswith(f"failed    {name}")]
+        assert reason in line
+    assert "4 runs: 1 done, 3 failed" in result.stdout
+    board = subprocess.run(
+        [sys.executable, "-m", "experiment.runs", "view=status", "only_30b=true", *launcher.base],
+        capture_output=True,
+        text=True,
+    )
+    assert board.returncode == 0 and "3 other" in board.stdout, board.stderr + board.stdout
+
+
+def test_two_sweeps_at_once_finish_the_same_runs(launcher):
+    words = launcher.command("mixture=en,zh", "hydra.launcher.n_jobs=1", sweep=True)
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    for process in both:
+        told, _ = process.communicate(timeout=300)
+        assert process.returncode == 0 and "2 runs: 2 done" in told, told
+    assert list(states(launcher).values()) == ["done", "done"]
+
+
+def test_words_of_a_sweep_without_m_are_refused(launcher):
+    result = launcher.start("hydra/sweeper=matrix", "mixture=en")
+    assert result.returncode == 2 and "add -m" in result.stderr
+
+
+def test_a_run_cannot_take_another_ones_name(launcher):
+    for override in ("schedule.suffix=100b", "scale.name=main", "data.corpus=mine__seed-1", "branch.trunk=../../x"):
+        result = launcher.start("mixture=en-ar", override)
+        assert result.returncode == 2 and override.split("=")[0] in result.stderr, result.stderr
 
 
 def test_devices_are_handed_out_and_given_back(launcher, monkeypatch):

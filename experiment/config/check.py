@@ -16,6 +16,7 @@ from experiment.errors import ConfigError
 from experiment.matrix.languages import LANGUAGES
 from experiment.schedule import DECAY_SHAPES, Schedule, steps_of_marks
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 RESERVED_NAMES = ("artifacts", "sweeps", "reports")
 AVAILABLE_FLAVORS = ("bl",)
 PLANNED_FLAVORS = ("unigram", "pa")
@@ -108,8 +109,11 @@ def _not_finite(config: Config) -> Iterator[str]:
 def _names(c: Config) -> Iterator[str]:
     """What becomes part of a path must stay in its place and be the same on every system."""
     for key, value in (("scale.name", c.scale.name), ("data.corpus", c.data.corpus)):
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value) or value in RESERVED_NAMES:
+        if not re.fullmatch(NAME, value) or "__" in value or value in RESERVED_NAMES:
             yield f"{key}: got {value!r}; must be a name of letters, digits, . _ - and not one of {RESERVED_NAMES}"
+    trunk = c.branch.trunk
+    if trunk is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", trunk):
+        yield f"branch.trunk: got {trunk!r}; must be the name of a run"
     suffix = c.schedule.suffix
     if not re.fullmatch(r"[A-Za-z0-9-]{0,32}", suffix) or (suffix == "trunk") != (c.schedule.kind == "trunk"):
         yield f"schedule.suffix: got {suffix!r}; must be letters, digits or -, and 'trunk' for a trunk and nothing else"
@@ -280,3 +284,32 @@ def _axis_problems(c: Config) -> Iterator[str]:
         yield f"train.stable_marks: {error}"
     if c.branch.mark is not None and schedule.start_step == 0:
         yield f"branch.mark: {c.branch.mark:g} is step 0 at this scale; nothing to branch from"
+
+
+def check_batch_divides(config: Config, world_size: int) -> None:
+    """Raises ConfigError, naming the nearest valid batches, unless devices x micro-batch divides the windows."""
+    context, micro = config.model.context, config.trainer.micro_batch
+    windows, unit = config.batch.tokens // context, world_size * (micro or 1)
+    if windows % unit == 0:
+        return
+    below = windows // unit * unit
+    valid = [str(n * context) for n in (below, below + unit) if n > 0]
+    shares = f"{world_size} devices" + (f" x micro-batch {micro}" if micro else "")
+    fits = [n for n in range(1, windows // world_size + 1) if windows % (world_size * n) == 0]
+    instead = f", or trainer.micro_batch {min(fits, key=lambda n: abs(n - micro))}" if micro and fits else ""
+    raise ConfigError(
+        [
+            f"batch.tokens: {config.batch.tokens} is {windows} windows, which {shares} do not divide; "
+            f"nearest valid: {' or '.join(valid)}{instead}"
+        ]
+    )
+
+
+def check_flavor(flavor: str, setting: str) -> None:
+    """Raises ConfigError for a tokenizer flavor that there is not, or not yet."""
+    if flavor in PLANNED_FLAVORS:
+        available = ", ".join(AVAILABLE_FLAVORS)
+        raise ConfigError([f"{setting}: {flavor!r} is not part of this version yet; available: {available}"])
+    if flavor not in AVAILABLE_FLAVORS:
+        known = [*AVAILABLE_FLAVORS, *PLANNED_FLAVORS]
+        raise ConfigError([f"{setting}: there is no flavor {flavor!r}; {hint(str(flavor), known)}"])

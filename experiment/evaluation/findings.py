@@ -15,6 +15,7 @@ from experiment.evaluation.points import (
     Excluded,
     Key,
     Point,
+    Reader,
     Series,
     finals,
     healthy_points,
@@ -83,12 +84,13 @@ class Findings:
 
     evidence: Evidence
     settings: Settings
+    read: Reader = read_documents
     series: dict[Key, Series] = field(init=False)
     excluded: list[Excluded] = field(init=False)
 
     def __post_init__(self) -> None:
         healthy, diverged = healthy_points(self.evidence)
-        self.series, other_documents = usable_series(healthy)
+        self.series, other_documents = usable_series(healthy, self.read)
         self.finals = finals(healthy)
         self.excluded = [*self.evidence.excluded, *diverged, *other_documents]
         self.sources = sorted({source for _, source, _ in [*self.series, *self.finals]})
@@ -227,7 +229,7 @@ class Findings:
         return Estimate(value, replicates=self._final_replicates(points, source))
 
     def _final_replicates(self, points: Sequence[Point], source: str) -> dict[str, np.ndarray]:
-        scores = [read_documents(point) for point in points]
+        scores = [self.read(point) for point in points]
         if any(found is None for found in scores) or scores[0].ids != scores[1].ids:
             return {}
         draws = self._final_draws(source)
@@ -244,7 +246,7 @@ class Findings:
             ids: dict[str, tuple[str, ...]] = {}
             for (_, found_source, lang), ends in sorted(self.finals.items()):
                 for point in ends.values():
-                    if found_source == source and (scores := read_documents(point)) is not None:
+                    if found_source == source and (scores := self.read(point)) is not None:
                         ids[lang] = tuple(dict.fromkeys([*ids.get(lang, ()), *scores.ids]))
             self._draws[key] = Draws(ids, self.settings.replicates, np.random.default_rng(self.settings.seed + 1))
         return self._draws[key]

@@ -111,7 +111,17 @@ class Series:
 Key = tuple[Cell, str, str]
 
 
-def stable_series(points: Sequence[Point]) -> Series:
+def read_documents(point: Point) -> DocumentScores | None:
+    """The scores of each document behind a point, where they were kept."""
+    if point.documents is None:
+        return None
+    return read_scores(point.documents).get((point.source, point.lang))
+
+
+Reader = Callable[[Point], DocumentScores | None]
+
+
+def stable_series(points: Sequence[Point], read: Reader = read_documents) -> Series:
     """The series of one cell, source and language. Raises ValueError unless every point is of the stable phase.
 
     Points of another learning-rate state would create transfer where there is none.
@@ -122,19 +132,12 @@ def stable_series(points: Sequence[Point]) -> Series:
     first = ordered[0]
     tokens = np.array([point.tokens for point in ordered], dtype=np.float64)
     bpb = np.array([point.bpb for point in ordered], dtype=np.float64)
-    scores = [read_documents(point) for point in ordered]
+    scores = [read(point) for point in ordered]
     known = [found for found in scores if found is not None]
     if len(known) < len(scores) or len({found.ids for found in known}) > 1:
         return Series(first.cell, first.source, first.lang, tokens, bpb)
     nll = np.stack([found.nll for found in known])
     return Series(first.cell, first.source, first.lang, tokens, bpb, known[0].ids, known[0].bytes, nll)
-
-
-def read_documents(point: Point) -> DocumentScores | None:
-    """The scores of each document behind a point, where they were kept."""
-    if point.documents is None:
-        return None
-    return read_scores(point.documents).get((point.source, point.lang))
 
 
 def healthy_points(evidence: Evidence) -> tuple[list[Point], list[Excluded]]:
@@ -155,14 +158,14 @@ def healthy_points(evidence: Evidence) -> tuple[list[Point], list[Excluded]]:
     return healthy, excluded
 
 
-def usable_series(healthy: Sequence[Point]) -> tuple[dict[Key, Series], list[Excluded]]:
+def usable_series(healthy: Sequence[Point], read: Reader = read_documents) -> tuple[dict[Key, Series], list[Excluded]]:
     """The stable series that may enter a score, and the points that are left out because of other documents."""
     by_key: dict[Key, list[Point]] = {}
     for point in healthy:
         if point.phase == "stable":
             by_key.setdefault((point.cell, point.source, point.lang), []).append(point)
     same, excluded = _on_one_set_of_documents(by_key)
-    return {key: stable_series(points) for key, points in same.items()}, excluded
+    return {key: stable_series(points, read) for key, points in same.items()}, excluded
 
 
 def diverged_at(points: Iterable[Point]) -> int | None:

@@ -2,9 +2,13 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiment.config.check import check_batch_divides
+from experiment.config.schema import Data
+from experiment.errors import ConfigError, ExperimentError
 from experiment.matrix.board import is_marked_done
 from experiment.matrix.identity import Run
 from experiment.run_directory import RunDirectory
@@ -51,12 +55,47 @@ class Job:
         return is_marked_done(self.run)
 
 
+def check_jobs(jobs: Sequence[Job], nodes: int = 1) -> None:
+    """What a run would refuse first: files that are not there, a batch that its devices do not divide.
+
+    Raises ConfigError with every problem, before the first job starts.
+    """
+    problems: list[str] = []
+    files: dict[tuple[str, str | None], str | None] = {}
+    for job in jobs:
+        config = job.run.config
+        if config.trainer.num_nodes not in (1, nodes):
+            got = config.trainer.num_nodes
+            problems.append(f"trainer.num_nodes: got {got}, but a job gets {nodes}; set hydra.sweeper.slurm.nodes")
+        try:
+            check_batch_divides(config, (config.trainer.devices or 1) * nodes)
+        except ConfigError as error:
+            problems += error.problems
+        for lang in dict.fromkeys([*config.mixture.langs, *config.tok.langs]):
+            key = (lang, config.data.files.get(lang))
+            if key not in files:
+                files[key] = _missing_file(config.data, lang)
+            problems += filter(None, [files[key]])
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+
+
+def _missing_file(data: Data, lang: str) -> str | None:
+    from experiment.data.corpus import source_files
+
+    try:
+        source_files(data, lang)
+    except ExperimentError as error:
+        return str(error)
+    return None
+
+
 def clean_environment() -> dict[str, str]:
     """This process's environment without what would make a job join another one's process group."""
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in DISTRIBUTED and not name.startswith(DISTRIBUTED_PREFIXES)
+        if name == "SLURM_CONF" or (name not in DISTRIBUTED and not name.startswith(DISTRIBUTED_PREFIXES))
     }
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from experiment.errors import ExperimentError, Interrupted, RunRefused
-from experiment.launching.jobs import Job, clean_environment
+from experiment.errors import ConfigError, ExperimentError, Interrupted, RunLive, RunRefused
+from experiment.launching.jobs import Job, check_jobs, clean_environment
 
 POLL_SECONDS = 0.2
 SECONDS_BETWEEN_LINES = 30.0  # where stderr is no terminal
@@ -87,7 +87,9 @@ class Scheduler:
         self.capacity = len(devices.free)
         self.states = dict.fromkeys(self.jobs, "waiting")
         self.running: dict[str, Running] = {}
+        self.waits: set[str] = set()
         self.stopping: int | None = None
+        self.killed = False
         self.board = Board(self)
 
     def run(self) -> dict[str, str]:
@@ -102,7 +104,8 @@ class Scheduler:
                         if state == "waiting":
                             self._try(self.jobs[name])
                 elif not self.running:
-                    raise Interrupted("the sweep was stopped; its runs are saved. The same command continues it")
+                    saved = "go on from their last checkpoints" if self.killed else "are saved"
+                    raise Interrupted(f"the sweep was stopped; its runs {saved}. The same command continues it")
                 self.board.show()
                 if self.running or any(state == "waiting" for state in self.states.values()):
                     time.sleep(POLL_SECONDS)
@@ -118,6 +121,7 @@ class Scheduler:
     def _stop(self, number: int, frame: object) -> None:
         if self.stopping is not None:
             self._end_all(signal.SIGKILL)  # asked twice
+            self.killed = True
         self.stopping = number
         self._end_all(signal.SIGTERM)
 
@@ -135,7 +139,7 @@ class Scheduler:
             if job.directory.state() == "diverged":
                 self._settle(job, "diverged", f"already; see {job.directory.path}")
                 return
-        except RunRefused as error:
+        except (RunRefused, OSError) as error:
             self._settle(job, "failed", str(error))
             return
         if not job.can_start:
@@ -145,13 +149,24 @@ class Scheduler:
                 self._settle(job, "failed", f"{job.needs} is done but {job.run.branch_from} is missing")
             return
         if job.directory.is_held():
-            return  # another process is at it: when it is done, so is this job
+            self._wait_for(job)
+            return
         wanted = job.run.config.trainer.devices or 1
         if wanted > self.capacity:
             self._settle(job, "failed", f"trainer.devices: got {wanted}, but the sweep has {self.capacity} to hand out")
             return
         if (devices := self.devices.take(wanted)) is not None:
-            self._start(job, devices)
+            try:
+                self._start(job, devices)
+            except OSError as error:
+                self.devices.free += devices
+                self._settle(job, "failed", f"{error.filename}: {error.strerror}")
+
+    def _wait_for(self, job: Job) -> None:
+        """Another process is at this run: when it is done, so is this job; when it dies, this sweep goes on with it."""
+        if job.name not in self.waits:
+            self.waits.add(job.name)
+            self.board.say(f"waits     {job.name}  {job.directory.holder()} is at it")
 
     def _start(self, job: Job, devices: list[str]) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -178,9 +193,16 @@ class Scheduler:
             os.killpg(running.process.pid, signal.SIGKILL)  # no rank of a job outlives it
         self.devices.free += running.devices
         del self.running[name]
+        if code == RunLive.exit_code:  # another sweep was a moment faster
+            self.states[name] = "waiting"
+            self._wait_for(job)
+            return
         minutes = (time.monotonic() - running.started) / 60
         state = {0: "done", 3: "diverged", Interrupted.exit_code: "interrupted"}.get(code, "failed")
-        told = f"{minutes:.1f} min" if code == 0 else f"exit code {code}: {_last_line(job)}  (log: {job.log})"
+        if self.stopping is not None and code in (-signal.SIGTERM, -signal.SIGKILL):
+            state = "interrupted"  # before it could tell that it was
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        told = f"{minutes:.1f} min" if code == 0 else f"{how}: {_last_line(job)}  (log: {job.log})"
         self._settle(job, state, told)
 
     def _settle(self, job: Job, state: str, told: str) -> None:
@@ -247,8 +269,15 @@ def _percent(job: Job) -> float:
     return progress["step"] / max(1, progress["stop_step"]) if progress else 0.0
 
 
+def check_n_jobs(n_jobs: object, setting: str) -> None:
+    """Raises ConfigError unless it is a whole number of at least 1, or None."""
+    if n_jobs is not None and (isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or n_jobs < 1):
+        raise ConfigError([f"{setting}: got {n_jobs!r}; must be a whole number of at least 1, or null"])
+
+
 def run_jobs(jobs: Sequence[Job], n_jobs: int | None, accelerator: str) -> dict[str, str]:
     """Run jobs and say how they ended. Raises SweepFailed if one of them did not end well, Interrupted if stopped."""
+    check_jobs(jobs)
     states = Scheduler(jobs, find_devices(n_jobs, accelerator)).run()
     counts = {state: list(states.values()).count(state) for state in FINISHED if state in states.values()}
     print(f"{len(states)} runs: " + ", ".join(f"{count} {state}" for state, count in counts.items()), flush=True)

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiment.config.check import one_line
 from experiment.errors import ConfigError, ExperimentError, Interrupted
-from experiment.launching.jobs import Job
+from experiment.launching.jobs import Job, check_jobs, clean_environment
 from experiment.matrix.names import mark_name
 from experiment.run_directory import write_atomically
 
@@ -39,9 +39,21 @@ class SlurmSettings:
 def slurm_settings(node: DictConfig | None) -> SlurmSettings:
     """The settings of `hydra.sweeper.slurm`. Raises ConfigError for a key or a type that does not fit."""
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SlurmSettings), node or {}))
-    except OmegaConfBaseException as error:
+        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SlurmSettings), node or {}))
+    except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError([f"hydra.sweeper.slurm: {one_line(error)}"]) from error
+    assert isinstance(found, SlurmSettings)
+    problems = []
+    for name, least in (("nodes", 1), ("cpus_per_task", 1), ("signal_seconds", 0)):
+        if (value := getattr(found, name)) is not None and value < least:
+            problems.append(f"hydra.sweeper.slurm.{name}: got {value}; must be at least {least}")
+    texts = [("partition", found.partition), ("account", found.account), ("time", found.time)]
+    for name, value in [*texts, *(("options", option) for option in found.options)]:
+        if value is not None and ("\n" in value or not value.strip()):
+            problems.append(f"hydra.sweeper.slurm.{name}: got {value!r}; must be one line")
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,7 @@ def script_of(batch: Batch, settings: SlurmSettings) -> str:
     tasks = config.trainer.devices or 1
     options = [
         f"--job-name={batch.name}",
+        f"--comment={batch.job.run.directory.absolute()}",
         f"--output={batch.job.log.absolute()}",
         "--open-mode=append",
         f"--nodes={settings.nodes}",
@@ -112,7 +125,7 @@ def script_of(batch: Batch, settings: SlurmSettings) -> str:
         *(f"#SBATCH {option}" for option in [*options, *settings.options]),
         "",
         f"cd {shlex.quote(str(Path.cwd()))}",
-        *settings.setup,
+        *(["set -e", *settings.setup, "set +e"] if settings.setup else []),
         f"srun {shlex.join(batch.job.command)}",
         "code=$?",
         # 138 is SIGUSR1 in the first moments of the process, before it can handle it
@@ -129,26 +142,58 @@ def submit(jobs: Sequence[Job], settings: SlurmSettings, scripts: Path, only_wri
     """
     if not only_write and shutil.which("sbatch") is None:
         raise ExperimentError("sbatch is not on this machine; hydra.sweeper.where=scripts writes the scripts only")
+    check_jobs(jobs, settings.nodes)
+    queued = {} if only_write else _queued()
+    if bad := {str(job.log.absolute()) for job in jobs if not re.fullmatch(r"[^\s\"'%\\]+", str(job.log.absolute()))}:
+        raise ConfigError([f"paths.runs: a Slurm script takes no space, quote, % or backslash in a path: {min(bad)}"])
     ids: dict[str, str] = {}
+    lost: dict[str, str] = {}
+    lines = ["#!/bin/bash", "set -euo pipefail", 'cd "$(dirname "$0")"']
     for batch in batches_of(jobs):
         if batch.is_done():
             print(f"done       {batch.name}  finished already")
             continue
+        if (why := lost.get(batch.after or "")) or batch.job.directory.state() == "diverged":
+            lost[batch.name] = why or f"{batch.name} has diverged"
+            print(f"skipped    {batch.name}  {lost[batch.name]}")
+            continue
+        batch.job.log.parent.mkdir(parents=True, exist_ok=True)  # Slurm makes no directory for a log
+        if (known := queued.get((batch.name, str(batch.job.run.directory.absolute())))) is not None:
+            print(f"queued     {batch.name}  already, as job {known}")
+            ids[batch.name] = known
+            continue
         path = scripts / f"{len(ids):03d}_{re.sub('[^A-Za-z0-9._@-]', '_', batch.name)}.sbatch"
         write_atomically(path, script_of(batch, settings))
         if only_write:
-            after = f"  (after {batch.after})" if batch.after in ids else ""
-            print(f"written    {path}{after}")
-            ids[batch.name] = ""
+            ids[batch.name] = f"job_{len(ids):03d}"
+            after = f"--dependency=afterok:${ids[batch.after]} --kill-on-invalid-dep=yes " if batch.after in ids else ""
+            lines.append(f"{ids[batch.name]}=$(sbatch --parsable {after}{path.name} | cut -d ';' -f 1)")
+            print(f"written    {path}" + (f"  (after {batch.after})" if after else ""))
             continue
-        batch.job.log.parent.mkdir(parents=True, exist_ok=True)
         # a batch that was not submitted has ended well already
         after = [f"--dependency=afterok:{ids[batch.after]}", "--kill-on-invalid-dep=yes"] if batch.after in ids else []
         result = subprocess.run(
-            ["sbatch", "--parsable", *after, str(path)], capture_output=True, text=True, check=False
+            ["sbatch", "--parsable", *after, str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=clean_environment(),  # a job takes on what it is submitted from
         )
-        if result.returncode:
-            raise ExperimentError(f"sbatch refused {path}: {' '.join(result.stderr.split())}")
-        ids[batch.name] = result.stdout.strip().split(";")[0]
+        number = result.stdout.strip().split(";")[0]
+        if result.returncode or not number.isdecimal():
+            rest = f"; queued before it: {', '.join(ids.values())}. The same command goes on" if ids else ""
+            raise ExperimentError(f"sbatch refused {path}: {' '.join(result.stderr.split()) or 'no job id'}{rest}")
+        ids[batch.name] = number
         print(f"submitted  {batch.name}  as job {ids[batch.name]}" + (f", after {batch.after}" if after else ""))
+    if only_write and ids:
+        write_atomically(scripts / "submit.sh", "\n".join(lines) + "\n")
+        print(f"written    {scripts / 'submit.sh'}  (submits them, each after what it needs)")
     return ids
+
+
+def _queued() -> dict[tuple[str, str], str]:
+    """(job name, run directory) -> id of this user's jobs that wait or run."""
+    command = ["squeue", "--me", "--noheader", "--format=%A|%j|%k"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    rows = (line.split("|", 2) for line in result.stdout.splitlines() if line.count("|") >= 2)
+    return {(name, comment.strip()): number for number, name, comment in rows}

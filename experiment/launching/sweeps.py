@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -37,7 +38,7 @@ def points_of(arguments: Sequence[str]) -> list[list[str]]:
         key = override.get_key_element()
         if not override.is_sweep_override():
             choices.append([f"{key}={override.get_value_element_as_str()}"])
-        elif override.is_discrete_sweep():
+        elif override.is_discrete_sweep() and not isinstance(override.value(), Glob):
             choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         else:
             raise ConfigError([f"{key}: this sweep has no finite list of values; use {key}=a,b or {key}=range(1,4)"])
@@ -73,7 +74,8 @@ def matrix_jobs(arguments: list[str], flavor: str, only_30b: bool, config: DictC
     flags, forwarded = sweep_flags(config)
     jobs: list[Job] = []
     for point in points_of(shared):
-        runs = matrix_runs(flavor, only_30b, point, config.hydra.job.config_name, corpus_of_scale=False)
+        name = config.hydra.job.config_name
+        runs = matrix_runs(flavor, only_30b, point, name, corpus_of_scale=False, wanted=wanted)
         jobs += jobs_of(chosen_rows(runs, wanted), point, flags, forwarded)
     if problems := _same_names([job.run for job in jobs]):
         raise ConfigError(problems)
@@ -82,4 +84,9 @@ def matrix_jobs(arguments: list[str], flavor: str, only_30b: bool, config: DictC
 
 def _same_names(runs: list[Run]) -> list[str]:
     counts = Counter(run.name for run in runs)
-    return [f"{name}: {count} points of this sweep are this one run" for name, count in counts.items() if count > 1]
+    return [
+        f"{name}: {count} points of this sweep are this one run; what says only how it is run (devices, paths, "
+        "scale.token_scale, ...) gives no run of its own"
+        for name, count in counts.items()
+        if count > 1
+    ]

@@ -43,6 +43,8 @@ def status(run: Run) -> dict[str, Any]:
     """State, tokens, percent, last BPB per source and language, tok/s, seconds left and since the last sign of life."""
     state, error = state_of(run)
     directory, schedule = RunDirectory(run.directory), run.schedule
+    if state == "done" and (other := _recorded_status(directory)) is not None and other["kind"] != run.kind:
+        return other  # a cooldown in the place of a wsd run, or the other way round
     what = {"name": run.name, "mixture": run.mixture, "tok": run.tok_name, "kind": run.kind}
     return what | _how_far(directory, state, error, schedule.start_step, schedule.end_step, run.config.batch.tokens)
 
@@ -99,6 +101,6 @@ def measured_rate(run: Run) -> float | None:
 def _last_bpb(directory: RunDirectory) -> dict[str, float]:
     try:
         lines = read_lines(directory.evaluations)
-    except RunRefused:
+        return {f"{line['source']}/{line['lang']}": line["bpb"] for line in lines if line["step"] == lines[-1]["step"]}
+    except (RunRefused, KeyError):
         return {}
-    return {f"{line['source']}/{line['lang']}": line["bpb"] for line in lines if line["step"] == lines[-1]["step"]}

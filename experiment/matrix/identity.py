@@ -86,6 +86,8 @@ def science_of(config: Config) -> dict[str, Any]:
     probs = config.mixture.probs
     if probs is not None and len(set(probs)) == 1:
         science["mixture.probs"] = None
+    if config.tok.condition == "destarved":
+        del science["tok.temperature"]  # of the starved sample
     if config.schedule.kind == "trunk":
         for name in ("min_lr", "stable_tokens", "decay_tokens", "decay_shape"):
             del science[f"schedule.{name}"]
@@ -229,10 +231,17 @@ def changes_of(config: Config, canonical: Config) -> dict[str, Any]:
 
 
 def _resolve(config: Config, choices: dict[str, str]) -> Run:
+    canonical = canonical_config(choices)
+    for key, mine, own in (
+        ("schedule.suffix", config.schedule.suffix, canonical.schedule.suffix),
+        ("scale.name", config.scale.name, canonical.scale.name),
+    ):
+        if mine != own:  # it would take the name of another run
+            raise ConfigError([f"{key}: got {mine!r}; the chosen group says {own!r}, and names follow from it"])
     trunk = None
     if config.schedule.kind == "cooldown" and config.branch.trunk is None:
         trunk = _resolve(_trunk_config(config, choices), choices | {"schedule": "trunk"})
-    return named_run(config, changes_of(config, canonical_config(choices)), trunk, choices)
+    return named_run(config, changes_of(config, canonical), trunk, choices)
 
 
 def named_run(config: Config, changes: dict[str, Any], trunk: Run | None, choices: dict[str, str]) -> Run:

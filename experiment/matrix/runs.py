@@ -1,11 +1,11 @@
 """The matrix: nine mixtures in two tokenizer conditions, as 26 runs (or 18 of 30B tokens)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from omegaconf import OmegaConf
 
-from experiment.config.check import check
+from experiment.config.check import check, hint
 from experiment.config.compose import CONF, compose
 from experiment.config.schema import Config, Mixture
 from experiment.errors import ConfigError
@@ -36,6 +36,7 @@ def matrix_runs(
     overrides: Sequence[str] = (),
     config_name: str = "train",
     corpus_of_scale: bool = True,
+    wanted: Mapping[str, Collection[str]] | None = None,
 ) -> list[Run]:
     """Every run of the matrix, a trunk before its cooldowns.
 
@@ -43,14 +44,21 @@ def matrix_runs(
     cooldowns, the others as self-contained runs; `only_30b` makes all of them self-contained.
     `overrides` (of the grammar of `experiment.train`) apply to every run. Where they choose no
     data, runs are those on the scale's own corpus, or with `corpus_of_scale=False` on the primary
-    config's.
+    config's. Only the rows among `wanted` (group -> options) must be possible runs.
     """
     if own := [o for o in overrides if o.lstrip("+~").startswith(SET_BY_THE_MATRIX)]:
         raise ConfigError([f"{override}: the matrix sets this itself for each of its runs" for override in own])
+    wanted = wanted or {}
+    # settings are composed for one mixture and then hold for all: one that is wanted, for its languages are there
+    one = next(([f"mixture={name}"] for name in mixtures() if name in wanted.get("mixture", ())), [])
+    one += ["mixture.budget_tokens=1e18"] if one else []  # each run's own budget is checked below
     names = SELF_CONTAINED if only_30b else SELF_CONTAINED + EXTENDED
     configs, changes = {}, {}
     for name in names:
-        composed = compose([*overrides, f"schedule={name}"], config_name)
+        try:
+            composed = compose([*overrides, *one, f"schedule={name}"], config_name)
+        except ConfigError as error:
+            raise ConfigError([f"schedule={name}: {problem}" for problem in error.problems]) from error
         config, keys = composed.config, {override.split("=")[0] for override in composed.overrides}
         if corpus_of_scale and "data" not in keys:
             config = replace(config, data=replace(config.data, corpus=config.scale.data))
@@ -65,8 +73,9 @@ def matrix_runs(
             for name in EXTENDED if mixture.budget_tokens >= end else SELF_CONTAINED:
                 tok = replace(configs[name].tok, flavor=flavor, condition=condition)
                 config = replace(configs[name], mixture=mixture, tok=tok)
-                check(config)
                 choices = {"mixture": mixture_choice, "tok": tok_name(flavor, condition), "schedule": name}
+                if all(choices[group] in options for group, options in wanted.items()):
+                    check(config)
                 parent = trunk if config.schedule.kind == "cooldown" else None
                 run = named_run(config, changes[name], parent, choices)
                 trunk = run if run.kind == "trunk" else trunk
@@ -75,7 +84,16 @@ def matrix_runs(
 
 
 def chosen_rows(runs: list[Run], wanted: dict[str, set[str]]) -> list[Run]:
-    """The runs whose mixture, tok and schedule are among the wanted ones. Raises ConfigError if there are none."""
+    """The runs whose mixture, tok and schedule are among the wanted ones.
+
+    Raises ConfigError if there are none, or if no run has one of the wanted options.
+    """
+    problems = []
+    for group, options in wanted.items():
+        there = list(dict.fromkeys(dict(run.choices)[group] for run in runs))
+        problems += [f"{group}: no run of the matrix has {x!r}; {hint(x, there)}" for x in sorted(options - {*there})]
+    if problems:
+        raise ConfigError(problems)
     chosen = [run for run in runs if all(dict(run.choices)[group] in options for group, options in wanted.items())]
     if not chosen:
         asked = ", ".join(f"{group}={','.join(sorted(options))}" for group, options in wanted.items())

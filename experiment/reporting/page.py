@@ -29,6 +29,7 @@ def page(report: dict[str, Any], figures: Sequence[Figure], tables: Sequence[Tab
     switches += [("condition", name) for name in sorted({condition for _, condition in groups}, reverse=True)]
     board = _board(report["runs"])
     sections = [("board", "matrix")] if board else []
+    sections += [("curves", "curves"), *((table.name, table.name.replace("_", " ")) for table in tables)]
     return (
         Environment(autoescape=True, trim_blocks=True)
         .from_string(template)

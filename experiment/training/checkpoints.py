@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins import CheckpointIO
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from experiment.errors import ExperimentError, RunRefused
 from experiment.run_directory import RunDirectory, sync_directory
@@ -96,6 +96,23 @@ def _snapshot_facts(path: Path) -> dict[str, str]:
         return {"run": facts["run"], "step": facts["step"]}
     except (OSError, SafetensorError, KeyError) as error:
         raise RunRefused(f"{path}: cannot be read as a snapshot ({error}); remove it") from error
+
+
+def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, str]) -> None:
+    """Write beside the place, force to disk, rename."""
+    beside = path.with_name(f".{path.name}.tmp")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, beside, metadata=facts)
+    os.chmod(beside, 0o666 & ~_umask())  # safetensors makes files that only their owner can read
+    with open(beside, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    sync_directory(path.parent)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 class AtomicCheckpointIO(CheckpointIO):

@@ -107,25 +107,6 @@ def _in_a_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
 
 
-def check_batch_divides(config: Config, world_size: int) -> None:
-    """Raises ConfigError, naming the nearest valid batches, unless devices x micro-batch divides the windows."""
-    context, micro = config.model.context, config.trainer.micro_batch
-    windows, unit = config.batch.tokens // context, world_size * (micro or 1)
-    if windows % unit == 0:
-        return
-    below = windows // unit * unit
-    valid = [str(n * context) for n in (below, below + unit) if n > 0]
-    shares = f"{world_size} devices" + (f" x micro-batch {micro}" if micro else "")
-    fits = [n for n in range(1, windows // world_size + 1) if windows % (world_size * n) == 0]
-    instead = f", or trainer.micro_batch {min(fits, key=lambda n: abs(n - micro))}" if micro and fits else ""
-    raise ConfigError(
-        [
-            f"batch.tokens: {config.batch.tokens} is {windows} windows, which {shares} do not divide; "
-            f"nearest valid: {' or '.join(valid)}{instead}"
-        ]
-    )
-
-
 def keep_freed_memory() -> None:
     """Tell glibc not to return freed memory to the system: big CPU tensors then reuse their pages.
 

@@ -60,16 +60,24 @@ class Progress(Callback):
         if wanted:
             self._show(step, module, self._mfu(trainer, module))
         if file_due:
-            self.file_written = time.monotonic()
-            self.directory.write_progress(
-                step=step,
-                tokens=step * self.run.config.batch.tokens,
-                end_step=self.run.schedule.end_step,
-                stop_step=self.stop_step,
-                phase=self.run.schedule.phase_of_step(step),
-                loss=module.loss.item(),
-                tok_per_s=self.tok_per_s,
-            )
+            self._write(step, module)
+
+    def on_exception(self, trainer: Trainer, module: PretrainingModule, exception: BaseException) -> None:
+        """A run that is stopped says where it stands."""
+        if trainer.is_global_zero and trainer.global_step > self.first_step:
+            self._write(trainer.global_step, module)
+
+    def _write(self, step: int, module: PretrainingModule) -> None:
+        self.file_written = time.monotonic()
+        self.directory.write_progress(
+            step=step,
+            tokens=step * self.run.config.batch.tokens,
+            end_step=self.run.schedule.end_step,
+            stop_step=self.stop_step,
+            phase=self.run.schedule.phase_of_step(step),
+            loss=module.loss.item(),
+            tok_per_s=self.tok_per_s,
+        )
 
     def _mfu(self, trainer: Trainer, module: PretrainingModule) -> float | None:
         peak = peak_flops(module.device)

@@ -1,11 +1,9 @@
 """Callbacks that write what a run measured: metrics.jsonl, evaluations.jsonl, scores, snapshots."""
 
-import os
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from safetensors.torch import save_file
 from tqdm import tqdm
 
 from experiment.data.datamodule import MixtureDataModule
@@ -13,7 +11,8 @@ from experiment.evaluation.bpb import document_nll, scores_of
 from experiment.evaluation.scores import points_of, position, scores_file, write_scores
 from experiment.evaluation.sources import Sources
 from experiment.matrix.identity import Run
-from experiment.run_directory import RunDirectory, append_lines, sync_directory
+from experiment.run_directory import RunDirectory, append_lines
+from experiment.training.checkpoints import write_safetensors
 from experiment.training.module import PretrainingModule
 
 
@@ -97,20 +96,7 @@ class EvaluationPoints(Callback):
     def _keep_weights(self, module: PretrainingModule, step: int) -> None:
         self.directory.snapshots.mkdir(exist_ok=True)
         path = self.directory.snapshots / f"step_{step:07d}.safetensors"
-        beside = path.with_name(f".{path.name}.tmp")
-        weights = {name: tensor.contiguous() for name, tensor in module.decoder.state_dict().items()}
-        save_file(weights, beside, metadata={"run": self.run.name, "step": str(step)})
-        os.chmod(beside, 0o666 & ~_umask())  # safetensors makes files that only their owner can read
-        with open(beside, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        sync_directory(path.parent)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        write_safetensors(path, module.decoder.state_dict(), {"run": self.run.name, "step": str(step)})
 
 
 def _sum_over_ranks(trainer: Trainer, totals: torch.Tensor) -> torch.Tensor:

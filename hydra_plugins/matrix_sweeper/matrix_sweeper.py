@@ -27,13 +27,22 @@ class MatrixSweeper(Sweeper):
         self.config = config
 
     def sweep(self, arguments: list[str]) -> Any:
+        from experiment.config.check import check_flavor
         from experiment.errors import ConfigError
-        from experiment.launching.local import run_jobs
+        from experiment.launching.local import check_n_jobs, run_jobs
         from experiment.launching.slurm import slurm_settings, submit
         from experiment.launching.sweeps import matrix_jobs
 
         if self.where not in ("local", "slurm", "scripts"):
             raise ConfigError([f"hydra.sweeper.where: got {self.where!r}; must be local, slurm or scripts"])
+        check_n_jobs(self.n_jobs, "hydra.sweeper.n_jobs")
+        if not isinstance(self.only_30b, bool):
+            raise ConfigError([f"hydra.sweeper.only_30b: got {self.only_30b!r}; must be true or false"])
+        check_flavor(self.flavor, "hydra.sweeper.flavor")
+        given = self.config.hydra.overrides.hydra
+        if stray := [o for o in given if o.lstrip("+~").startswith(("hydra/launcher", "hydra.launcher"))]:
+            instead = "the matrix starts its runs itself: hydra.sweeper.where=local|slurm|scripts, hydra.sweeper.n_jobs"
+            raise ConfigError([f"{override}: {instead}" for override in stray])
         jobs = matrix_jobs(arguments, self.flavor, self.only_30b, self.config)
         if self.where == "local":
             return run_jobs(jobs, self.n_jobs, str(jobs[0].run.config.trainer.accelerator))

@@ -20,9 +20,10 @@ class ProcessLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from experiment.launching.jobs import jobs_of
-        from experiment.launching.local import run_jobs
+        from experiment.launching.local import check_n_jobs, run_jobs
         from experiment.launching.sweeps import runs_of_points, sweep_flags
 
+        check_n_jobs(self.n_jobs, "hydra.launcher.n_jobs")
         points = [list(point) for point in job_overrides]
         flags, forwarded = sweep_flags(self.config)
         runs = runs_of_points(points, self.config.hydra.job.config_name)
