@@ -46,24 +46,28 @@ def register() -> None:
     OmegaConf.register_new_resolver("asset", lambda path: str(PACKAGE / "assets" / path), replace=True)
 
 
-def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Composed:
-    """Compose and check one run. Raises ConfigError, or Hydra's own errors for unknown overrides."""
+def compose(overrides: Sequence[str] = (), config_name: str = "train", possible: bool = True) -> Composed:
+    """Compose one run and, if it must be `possible`, check it.
+
+    Raises ConfigError, or Hydra's own errors for unknown overrides.
+    """
     register()
     if GlobalHydra.instance().is_initialized():
         cfg = hydra_compose(config_name, list(overrides), return_hydra_config=True)
     else:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             cfg = hydra_compose(config_name, list(overrides), return_hydra_config=True)
-    return checked(cfg)
+    return checked(cfg, possible=possible)
 
 
-def checked(cfg: DictConfig, hydra_node: DictConfig | None = None) -> Composed:
+def checked(cfg: DictConfig, hydra_node: DictConfig | None = None, possible: bool = True) -> Composed:
     """A composed run as a `Composed`. `hydra_node` is Hydra's own config where `cfg` lacks it."""
     hydra = cfg.hydra if hydra_node is None else hydra_node
     chosen = {group: hydra.runtime.choices.get(group) for group in GROUPS}
     if wrong := [group for group, option in chosen.items() if not isinstance(option, str)]:
         raise ConfigError([f"{group}: got {chosen[group]}; one option of the group is needed" for group in wrong])
     config = to_config(cfg, Config)
-    check(config)
+    if possible:
+        check(config)
     source = OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"])
     return Composed(config, chosen, tuple(hydra.overrides.task), source)

@@ -215,7 +215,7 @@ def resolve(composed: Composed) -> Run:
 
 def canonical_config(choices: dict[str, str]) -> Config:
     """The settings of a run that overrides nothing but its groups."""
-    return compose([f"{group}={choices[group]}" for group in CANONICAL_GROUPS]).config
+    return compose([f"{group}={choices[group]}" for group in CANONICAL_GROUPS], possible=False).config
 
 
 def changes_of(config: Config, canonical: Config) -> dict[str, Any]:

@@ -51,14 +51,10 @@ def matrix_runs(
     wanted = wanted or {}
     # settings are composed for one mixture and then hold for all: one that is wanted, for its languages are there
     one = next(([f"mixture={name}"] for name in mixtures() if name in wanted.get("mixture", ())), [])
-    one += ["mixture.budget_tokens=1e18"] if one else []  # each run's own budget is checked below
     names = SELF_CONTAINED if only_30b else SELF_CONTAINED + EXTENDED
     configs, changes = {}, {}
     for name in names:
-        try:
-            composed = compose([*overrides, *one, f"schedule={name}"], config_name)
-        except ConfigError as error:
-            raise ConfigError([f"schedule={name}: {problem}" for problem in error.problems]) from error
+        composed = compose([*overrides, *one, f"schedule={name}"], config_name, possible=False)
         config, keys = composed.config, {override.split("=")[0] for override in composed.overrides}
         if corpus_of_scale and "data" not in keys:
             config = replace(config, data=replace(config.data, corpus=config.scale.data))
@@ -75,12 +71,20 @@ def matrix_runs(
                 config = replace(configs[name], mixture=mixture, tok=tok)
                 choices = {"mixture": mixture_choice, "tok": tok_name(flavor, condition), "schedule": name}
                 if all(choices[group] in options for group, options in wanted.items()):
-                    check(config)
+                    _check(config, choices)
                 parent = trunk if config.schedule.kind == "cooldown" else None
                 run = named_run(config, changes[name], parent, choices)
                 trunk = run if run.kind == "trunk" else trunk
                 result.append(run)
     return result
+
+
+def _check(config: Config, choices: dict[str, str]) -> None:
+    try:
+        check(config)
+    except ConfigError as error:
+        which = " ".join(f"{group}={option}" for group, option in choices.items())
+        raise ConfigError([f"{which}: {problem}" for problem in error.problems]) from error
 
 
 def chosen_rows(runs: list[Run], wanted: dict[str, set[str]]) -> list[Run]:
