@@ -81,9 +81,7 @@ def summary(report: dict[str, Any], out: Path) -> str:
     spans = [row["0"] for row in report["measurable"] if row["0"]]
     if spans:
         low, high = min(span[0] for span in spans), max(span[1] for span in spans)
-        lines.append(
-            f"a neutral score can be measured from {budget(low)} to {budget(high)} tokens of the partner language"
-        )
+        lines.append(f"measurable: a neutral score from {budget(low)} to {budget(high)} tokens of the partner language")
     if report["excluded"]:
         shown = [f"{row['name']}: {row['reason']}" for row in report["excluded"][:5]]
         more = len(report["excluded"]) - len(shown)

@@ -1,5 +1,6 @@
 """Sweeps: one command for many runs, which a crash cannot confuse."""
 
+import json
 import os
 import random
 import re
@@ -18,6 +19,7 @@ from experiment.launching.sweeps import points_of
 from experiment.matrix.runs import matrix_runs
 from experiment.run_directory import RunDirectory
 from tests.conftest import Finished, Launcher, assert_same_weights
+from tests.test_report import ask, check_page
 
 MATRIX = "hydra/sweeper=matrix"
 
@@ -290,6 +292,20 @@ def test_eighteen_cells_then_the_matrix_that_shares_four_of_them(launcher):
     # 14 self-contained runs and the four 30B cells of the extended mixtures
     assert matrix.stdout.count("finished already") == 18
     assert {path: path.stat().st_mtime_ns for path in before} == before, "none was trained over"
+    # and what it all is for
+    places = (f"paths.runs={launcher.runs}", f"paths.artifacts={launcher.artifacts}")
+    result = ask(*places, "budgets=[8e9]", "replicates=100")
+    assert result.returncode == 0, result.stderr
+    out = launcher.runs / "reports" / "tiny"
+    report = json.loads((out / "report.json").read_text())
+    assert report["excluded"] == [] and len(report["runs"]) == 26
+    for matching in ("tokens", "content"):
+        rows = [row for row in report["transfer"] if row["matching"] == matching and row["source"] == "parallel"]
+        assert len(rows) == 8 and all(row["budget_tokens"] > 0 for row in rows)
+    assert {tuple(row["same"] + row["cross"]) for row in report["interaction"]} >= {("de", "fr", "ar", "zh")}
+    assert all(row["value"] is not None for row in report["final_difference"])
+    if shutil.which("chromium"):
+        check_page(out / "index.html", report)
 
 
 @pytest.mark.slow

@@ -390,3 +390,12 @@ def test_tables_of_other_shapes_are_one_clear_line(tmp_path):
     (tmp_path / "points.csv").write_text(",".join(COLUMNS) + "\n")
     with pytest.raises(ExperimentError, match="has no rows"):
         points_from_table(tmp_path / "points.csv")
+
+
+@pytest.mark.slow
+def test_intervals_hold_a_planted_interaction():
+    """The benchmark of the same name with 60 worlds; at 95%, fewer than 50 of them has a chance of 0.01%."""
+    from benchmarks.interval_coverage import coverage
+
+    for key, share in coverage(60, 0.005).items():
+        assert share >= 50 / 60, (key, share)
