@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -20,6 +20,12 @@ from experiment.evaluation.recorded import named_runs, recorded_config
 from experiment.matrix.identity import Run
 from experiment.run_directory import RunDirectory
 
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+    from experiment.evaluation.scores import DocumentScores
+    from experiment.training.module import PretrainingModule
+
 SOURCES = ("holdout", "parallel", "flores", "files")
 
 
@@ -29,7 +35,7 @@ def main(cfg: DictConfig) -> None:
     _check(config)
     runs = [_as_asked(path, config) for path in named_runs(Path(config.paths.runs) / config.scale, config.run)]
     points = evaluate(config, runs)
-    if points and config.output == "json":
+    if points is not None and config.output == "json":
         print(json.dumps(points, indent=1, ensure_ascii=False))
 
 
@@ -64,24 +70,15 @@ def _as_asked(path: Path, asked: EvaluateConfig) -> Run:
     return Run(path.name, replace(config, trainer=trainer, evaluation=evaluation, data=data, paths=asked.paths))
 
 
-def evaluate(asked: EvaluateConfig, runs: list[Run]) -> list[dict[str, Any]]:
-    """Score the asked checkpoints of the runs; the points, on the first process (none on the others)."""
+def evaluate(asked: EvaluateConfig, runs: list[Run]) -> list[dict[str, Any]] | None:
+    """Score the asked checkpoints of the runs: the points, on the first process; None on the others."""
     from lightning.fabric import Fabric
-    from tqdm import tqdm
 
-    from experiment.evaluation.bpb import document_nll, scores_of
     from experiment.evaluation.scores import made_from, points_of, read_points, scores_file, write_scores
     from experiment.evaluation.sources import texts_to_score
-    from experiment.training.checkpoints import find_weights, load_weights, step_in
     from experiment.training.devices import find_processes, keep_freed_memory
-    from experiment.training.module import PretrainingModule
 
-    jobs: list[tuple[Run, int, Path]] = []
-    for run in runs:
-        by_step: dict[int, Path] = {}
-        for path in find_weights(RunDirectory(run.directory), asked.checkpoint):
-            by_step.setdefault(step_in(path), path)
-        jobs += [(run, step, path) for step, path in sorted(by_step.items())]
+    jobs = [(run, step, path) for run in runs for step, path in _checkpoints(run, asked.checkpoint)]
     processes = find_processes(runs[0].config)
     if processes.accelerator == "cpu":
         keep_freed_memory()
@@ -93,54 +90,87 @@ def evaluate(asked: EvaluateConfig, runs: list[Run]) -> list[dict[str, Any]]:
         plugins=[processes.environment],
     )
     fabric.launch()
+    tell = print if fabric.is_global_zero and asked.output == "table" else lambda text: None
     points: list[dict[str, Any]] = []
     texts: dict[str, Any] = {}
     for run, step, path in jobs:
         if run.name not in texts:
-            texts.clear()  # one run's at a time
-            texts[run.name] = texts_to_score(run, asked.sources, asked.data)
+            texts = {run.name: texts_to_score(run, asked.sources, asked.data)}  # of one run at a time
         module = None
         for source, by_lang in texts[run.name].items():
             file = scores_file(run.directory, step, source)
-            origin = {"documents": _fingerprint(by_lang), "precision": run.config.trainer.precision}
-            origin["weights"] = f"{path.name}, {path.stat().st_size} bytes, {path.stat().st_mtime_ns} ns"
+            facts = path.stat()
+            origin = {
+                "documents": _fingerprint(by_lang),
+                "precision": run.config.trainer.precision,
+                "weights": f"{path.name}, {facts.st_size} bytes, {facts.st_mtime_ns} ns",
+            }
+            what = f"{run.name}  {path.stem}"
             if fabric.broadcast(made_from(file) == origin):
                 points += read_points(file)
+                tell(f"{what}  {source} is scored already  ({file})")
                 continue
-            if module is None:
-                weights = load_weights(path)
-                if weights.run != run.name:
-                    raise RunRefused(f"{path}: holds weights of {weights.run}, not of {run.name}")
-                module = PretrainingModule(run.config, {}).eval()
-                module.decoder.load_state_dict(weights.state)
-                module = module.to(fabric.device)
-            targets = sum(len(doc.ids) - 1 for documents in by_lang.values() for doc in documents)
-            show = processes.is_leader and sys.stderr.isatty()
-            scores = {}
-            with tqdm(total=targets, desc=f"{run.name} {path.stem} {source}", unit="tok", disable=not show) as bar:
-                for lang, documents in by_lang.items():
-                    nll = document_nll(
-                        module,
-                        documents,
-                        run.config.model.context,
-                        run.config.evaluation.batch_tokens,
-                        fabric.device,
-                        processes.rank,
-                        processes.world_size,
-                        lambda totals: fabric.all_reduce(totals.to(fabric.device), reduce_op="sum").cpu(),
-                        lambda tokens, bar=bar: bar.update(tokens * processes.world_size),
-                    )
-                    scores[source, lang] = scores_of(documents, nll)
+            module = module or _module(run, path).to(fabric.device)
+            scores = {(source, lang): found for lang, found in _scores(fabric, module, run, by_lang, what).items()}
             scored = points_of(run, step, scores)
             points += scored
-            if processes.is_leader:
+            if fabric.is_global_zero:
                 write_scores(file, scored, scores, origin)
-                if asked.output == "table":
-                    bpb = ", ".join(f"{point['lang']} {point['bpb']:.4f}" for point in scored)
-                    print(f"{run.name}  {path.stem}  {scored[0]['tokens']:,} tokens  {source}: {bpb}  ({file})")
-    if processes.is_leader and asked.output == "table" and not points:
-        print("nothing to score: the runs have none of these sources")
-    return points if processes.is_leader else []
+            bpb = ", ".join(f"{point['lang']} {point['bpb']:.4f}" for point in scored)
+            tell(f"{what}  {scored[0]['tokens']:,} tokens  {source}: {bpb}  ({file})")
+    if not points:
+        tell("nothing to score: the runs have none of these sources")
+    return points if fabric.is_global_zero else None
+
+
+def _checkpoints(run: Run, which: str) -> list[tuple[int, Path]]:
+    """(step, file), each step once: a snapshot before a checkpoint, which is larger."""
+    from experiment.training.checkpoints import find_weights, step_in
+
+    by_step: dict[int, Path] = {}
+    for path in find_weights(RunDirectory(run.directory), which):
+        by_step.setdefault(step_in(path), path)
+    return sorted(by_step.items())
+
+
+def _module(run: Run, path: Path) -> "PretrainingModule":
+    from experiment.training.checkpoints import load_weights
+    from experiment.training.module import PretrainingModule
+
+    weights = load_weights(path)
+    if weights.run != run.name:
+        raise RunRefused(f"{path}: holds weights of {weights.run}, not of {run.name}")
+    module = PretrainingModule(run.config, {}).eval()
+    module.decoder.load_state_dict(weights.state)
+    return module
+
+
+def _scores(
+    fabric: "Fabric", module: "PretrainingModule", run: Run, by_lang: dict[str, Any], what: str
+) -> dict[str, "DocumentScores"]:
+    """Scores of one source by language, from all processes, with a progress bar on a terminal."""
+    from tqdm import tqdm
+
+    from experiment.evaluation.bpb import document_nll, scores_of
+
+    targets = sum(len(doc.ids) - 1 for documents in by_lang.values() for doc in documents)
+    show = fabric.is_global_zero and sys.stderr.isatty()
+    scores = {}
+    with tqdm(total=targets, desc=what, unit="tok", unit_scale=True, disable=not show, leave=False) as bar:
+        for lang, documents in by_lang.items():
+            nll = document_nll(
+                module,
+                documents,
+                run.config.model.context,
+                run.config.evaluation.batch_tokens,
+                fabric.device,
+                fabric.global_rank,
+                fabric.world_size,
+                lambda totals: fabric.all_reduce(totals.to(fabric.device), reduce_op="sum").cpu(),
+                lambda tokens, bar=bar: bar.update(tokens * fabric.world_size),
+            )
+            scores[lang] = scores_of(documents, nll)
+    return scores
 
 
 def _fingerprint(by_lang: dict[str, Any]) -> str:

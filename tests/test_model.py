@@ -122,7 +122,7 @@ def test_bpb_equals_a_plain_loop_in_float64_whatever_the_batch(artifacts, condit
 
 
 def test_bpb_counts_the_bytes_of_the_text_and_eos_but_not_bos(artifacts):
-    config = compose(["scale.vocab_size=512"]).config
+    config = compose(["scale.vocab_size=512", "evaluation.holdout_docs=null"]).config
     corpora = {lang: corpus(config.data, lang, artifacts) for lang in config.tok.langs}
     sources = evaluation_sources(config, corpora, load_tokenizer(tokenizer_artifact(config, corpora, artifacts)))
     held = sources["holdout"]["ar"]

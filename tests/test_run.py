@@ -113,7 +113,7 @@ def test_a_live_run_is_refused_naming_its_holder(launcher):
     with directory.held():
         assert directory.is_held()
         result = launcher.start("schedule=wsd")
-        assert result.returncode == 2
+        assert result.returncode == 4
         assert f"held by process {os.getpid()} on" in result.stderr
         assert len(result.stderr.splitlines()) == 1
     assert not directory.is_held()

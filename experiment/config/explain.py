@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiment.config.check import check, hint, one_line, to_config
 from experiment.config.compose import CONF
+from experiment.config.schema import Config
 from experiment.errors import ConfigError
 
 
@@ -52,7 +53,8 @@ def explain(error: Exception, arguments: Sequence[str], config_name: str, schema
                 fitting.append(point)
         try:
             config = to_config(hydra.compose(config_name, [*groups, *fitting]), schema)
-            check(config)
+            if isinstance(config, Config):
+                check(config)
         except ConfigError as more:
             problems += more.problems
         except (HydraException, OmegaConfBaseException, ValueError) as more:

@@ -95,7 +95,7 @@ class Findings:
         self.excluded = [*self.evidence.excluded, *diverged, *other_documents]
         self.sources = sorted({source for _, source, _ in [*self.series, *self.finals]})
         self._curves: dict[Key, dict[str, Curve]] = {}
-        self._draws: dict[str, Draws] = {}
+        self._draws_of_finals: dict[str, Draws] = {}
         self.checkpoint_sd: dict[tuple[str, str], float] = {}
         rng = np.random.default_rng(self.settings.seed)
         for source in self.sources:
@@ -110,8 +110,6 @@ class Findings:
         mine = {key: found for key, found in self.series.items() if key[1] == source}
         ids = {found.lang: found.doc_ids for found in mine.values() if found.nll is not None}
         draws = Draws(ids, self.settings.replicates, rng) if ids else None
-        if draws is not None:
-            self._draws[source] = draws
         variance: dict[str, float | None] = {}
         for lang in sorted({lang for _, _, lang in mine}):
             curves = [(found.tokens, found.bpb) for found in mine.values() if found.lang == lang]
@@ -144,11 +142,10 @@ class Findings:
 
     # --- one score
 
-    def cells(self, tok: str, partner: str, seed: int, variant: str) -> tuple[str, Cell, Cell]:
-        """Bilingual mixture, its cell, and a function's worth of monolingual cell: shares change only the first."""
+    def pair(self, tok: str, partner: str, target: str, seed: int, variant: str) -> tuple[Cell, Cell]:
+        """The monolingual cell of the target and the bilingual one of the partner. Shares change only the latter."""
         baseline = "__".join(part for part in variant.split("__") if not part.startswith("probs-"))
-        mixture = f"{HUB}-{partner}"
-        return mixture, Cell(mixture, tok, seed, variant), Cell("", tok, seed, baseline)
+        return Cell(target, tok, seed, baseline), Cell(f"{HUB}-{partner}", tok, seed, variant)
 
     def transfer(
         self, place: Place, condition: str, partner: str, seed: int, target: str | None = None
@@ -156,8 +153,7 @@ class Findings:
         """Score name -> transfer from the other language to `target` (the partner unless English is asked for)."""
         target = target or partner
         tok = tok_name(place.flavor, condition)
-        _, bi, base = self.cells(tok, partner, seed, place.variant)
-        mono = Cell(target, base.tok, base.seed, base.variant)
+        mono, bi = self.pair(tok, partner, target, seed, place.variant)
         keys = [(mono, place.source, target), (bi, place.source, target)]
         if missing := [self._why_missing(key) for key in keys if key not in self._curves]:
             return dict.fromkeys(SCORES, Estimate.missing("; ".join(missing)))
@@ -209,10 +205,11 @@ class Findings:
 
     # --- over partners, conditions, seeds
 
-    def final_difference(self, flavor: str, variant: str, source: str, condition: str, partner: str, seed: int):
+    def final_difference(
+        self, flavor: str, variant: str, source: str, condition: str, partner: str, seed: int
+    ) -> Estimate:
         """(BPB_mono - BPB_bi) / BPB_mono of the partner, both at the end of their decay after equal total tokens."""
-        _, bi, base = self.cells(tok_name(flavor, condition), partner, seed, variant)
-        mono = Cell(partner, base.tok, base.seed, base.variant)
+        mono, bi = self.pair(tok_name(flavor, condition), partner, partner, seed, variant)
         ends = [self.finals.get((cell, source, partner), {}) for cell in (mono, bi)]
         for cell, end in zip((mono, bi), ends, strict=True):
             if not end:
@@ -241,15 +238,15 @@ class Findings:
 
     def _final_draws(self, source: str) -> Draws:
         """Draws over the documents of the final scores, which may be more than those of the loop."""
-        key = f"{source} finals"
-        if key not in self._draws:
+        if source not in self._draws_of_finals:
             ids: dict[str, tuple[str, ...]] = {}
             for (_, found_source, lang), ends in sorted(self.finals.items()):
                 for point in ends.values():
                     if found_source == source and (scores := self.read(point)) is not None:
                         ids[lang] = tuple(dict.fromkeys([*ids.get(lang, ()), *scores.ids]))
-            self._draws[key] = Draws(ids, self.settings.replicates, np.random.default_rng(self.settings.seed + 1))
-        return self._draws[key]
+            rng = np.random.default_rng(self.settings.seed)
+            self._draws_of_finals[source] = Draws(ids, self.settings.replicates, rng)
+        return self._draws_of_finals[source]
 
     def over_seeds(self, by_seed: dict[int, Estimate]) -> tuple[Estimate, dict[int, Estimate]]:
         """The mean over the seeds that have a number; where there is none, the first seed's reason."""
@@ -293,7 +290,9 @@ class Findings:
                 for condition in CONDITIONS
             }
 
-        def of_set(partners: dict[str, list[str]]):
+        def of_set(
+            partners: dict[str, list[str]],
+        ) -> tuple[dict[str, dict[int, Estimate]], dict[int, Estimate]]:
             by_seed = {seed: penalties(partners, seed) for seed in self.seeds}
             by_condition = {c: {seed: found[c] for seed, found in by_seed.items()} for c in CONDITIONS}
             return by_condition, {seed: interaction(*(found[c] for c in CONDITIONS)) for seed, found in by_seed.items()}
@@ -311,11 +310,11 @@ class Findings:
     def intervals(self, estimate: Estimate, by_seed: dict[int, Estimate]) -> list[dict[str, Any]]:
         """Each interval with the sources of error that it covers; null is an end without a bound."""
         level = self.settings.level
-        one_run = None if len(by_seed) > 1 else "one training run"
+        runs = "one training run" if len(by_seed) < 2 else f"these {len(by_seed)} training runs"
         rows = []
         for kind, replicates in estimate.replicates.items():
             low, high = interval(replicates, level)
-            rows.append(_interval(COVERS[kind], low, high, level, one_run))
+            rows.append(_interval(COVERS[kind], low, high, level, runs))
         values = [found.value for found in by_seed.values()]
         if len(values) > 1 and None not in values:
             within = estimate.replicates.get(DOCUMENTS)
@@ -401,7 +400,9 @@ class Findings:
                 what = {"score": score, "flavor": place.flavor, "variant": place.variant, "source": place.source}
                 what |= {"matching": place.matching.name, "budget": place.budget}
 
-                def score_of(condition: str, partner: str, seed: int, place: Place = place, score: str = score):
+                def score_of(
+                    condition: str, partner: str, seed: int, place: Place = place, score: str = score
+                ) -> Estimate:
                     return self.transfer(place, condition, partner, seed)[score]
 
                 rows = self.contrast_rows(what, score_of)
@@ -415,7 +416,7 @@ class Findings:
             what = {"score": FINAL, "flavor": place.flavor, "variant": place.variant, "source": place.source}
             what |= {"matching": "total tokens", "budget": None}
 
-            def score_of(condition: str, partner: str, seed: int, place: Place = place):
+            def score_of(condition: str, partner: str, seed: int, place: Place = place) -> Estimate:
                 return self.final_difference(place.flavor, place.variant, place.source, condition, partner, seed)
 
             for condition in CONDITIONS:
@@ -438,8 +439,7 @@ class Findings:
                 for partner in PARTNERS["same"] + PARTNERS["cross"]:
                     for seed in self.seeds:
                         tok = tok_name(place.flavor, condition)
-                        _, bi, base = self.cells(tok, partner, seed, place.variant)
-                        mono = Cell(partner, base.tok, base.seed, base.variant)
+                        mono, bi = self.pair(tok, partner, partner, seed, place.variant)
                         pair = [self._curves.get((cell, place.source, partner), {}).get("") for cell in (mono, bi)]
                         if pair[0] is None or pair[1] is None:
                             continue
@@ -522,13 +522,15 @@ class Findings:
         }
 
 
-def _interval(covers: Sequence[str], low: float, high: float, level: float, one_run: str | None) -> dict[str, Any]:
+def _interval(
+    covers: Sequence[str], low: float, high: float, level: float, conditional_on: str | None
+) -> dict[str, Any]:
     return {
         "covers": list(covers),
         "low": _plain(low),
         "high": _plain(high),
         "level": level,
-        "conditional_on": one_run,
+        "conditional_on": conditional_on,
     }
 
 

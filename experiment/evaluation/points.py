@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,13 @@ def read_documents(point: Point) -> DocumentScores | None:
     """The scores of each document behind a point, where they were kept."""
     if point.documents is None:
         return None
-    return read_scores(point.documents).get((point.source, point.lang))
+    return _scores_in(point.documents, point.documents.stat().st_mtime_ns).get((point.source, point.lang))
+
+
+@lru_cache(maxsize=512)
+def _scores_in(path: Path, changed: int) -> dict[tuple[str, str], DocumentScores]:
+    """One file holds several sources and languages, which are asked for one after the other."""
+    return read_scores(path)
 
 
 Reader = Callable[[Point], DocumentScores | None]

@@ -211,6 +211,7 @@ def to_explore(figure: Figure) -> str:
             canvas.add_scatter(
                 x=xs + xs[::-1],
                 y=[b for _, _, b in pairs] + [a for _, a, _ in pairs][::-1],
+                mode="lines",
                 fill="toself",
                 fillcolor=line.colour,
                 opacity=0.15,

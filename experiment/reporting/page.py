@@ -37,12 +37,7 @@ def page(report: dict[str, Any], figures: Sequence[Figure], tables: Sequence[Tab
             origin=report["origin"],
             settings=report["settings"],
             headline=headline(report),
-            sections=[
-                *sections,
-                ("curves", "curves"),
-                *((t.name, t.name.replace("_", " ")) for t in tables),
-                ("method", "method"),
-            ],
+            sections=[*sections, ("method", "method")],
             board=board,
             switches=switches,
             figures=divs,

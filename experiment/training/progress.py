@@ -28,6 +28,7 @@ class Progress(Callback):
         self.flops = flops_per_token(run.config.model, run.config.tok.vocab_size)
         self.bar: tqdm | None = None
         self.tok_per_s: float | None = None
+        self.first_step: int | None = None
         self.file_written = 0.0
 
     def on_train_start(self, trainer: Trainer, module: PretrainingModule) -> None:
@@ -64,7 +65,7 @@ class Progress(Callback):
 
     def on_exception(self, trainer: Trainer, module: PretrainingModule, exception: BaseException) -> None:
         """A run that is stopped says where it stands."""
-        if trainer.is_global_zero and trainer.global_step > self.first_step:
+        if trainer.is_global_zero and self.first_step is not None and trainer.global_step > self.first_step:
             self._write(trainer.global_step, module)
 
     def _write(self, step: int, module: PretrainingModule) -> None:
