@@ -89,7 +89,7 @@ def coverage(worlds: int, noise: float, replicates: int = 200) -> dict[tuple[str
 
 if __name__ == "__main__":
     worlds = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    noise = float(sys.argv[2]) if len(sys.argv) > 2 else 0.003
+    noise = float(sys.argv[2]) if len(sys.argv) > 2 else 0.005
     start = time.perf_counter()
     found = coverage(worlds, noise)
     # what chance alone allows an interval that holds the truth in 95 of 100 worlds

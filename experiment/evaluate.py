@@ -98,17 +98,20 @@ def evaluate(asked: EvaluateConfig, runs: list[Run]) -> list[dict[str, Any]] | N
             texts = {run.name: texts_to_score(run, asked.sources, asked.data)}  # of one run at a time
         module = None
         for source, by_lang in texts[run.name].items():
-            file = scores_file(run.directory, step, source)
+            documents = _fingerprint(by_lang)
+            name = f"files-{documents[:8]}" if source == "files" else source  # another file is another source
+            file = scores_file(run.directory, step, name)
             facts = path.stat()
             origin = {
-                "documents": _fingerprint(by_lang),
+                "documents": documents,
                 "precision": run.config.trainer.precision,
                 "weights": f"{path.name}, {facts.st_size} bytes, {facts.st_mtime_ns} ns",
             }
             what = f"{run.name}  {path.stem}"
             if fabric.broadcast(made_from(file) == origin):
-                points += read_points(file)
-                tell(f"{what}  {source} is scored already  ({file})")
+                known = read_points(file)
+                points += known
+                tell(f"{what}  {source} is scored already: {_told(known)}  ({file})")
                 continue
             module = module or _module(run, path).to(fabric.device)
             scores = {(source, lang): found for lang, found in _scores(fabric, module, run, by_lang, what).items()}
@@ -116,11 +119,15 @@ def evaluate(asked: EvaluateConfig, runs: list[Run]) -> list[dict[str, Any]] | N
             points += scored
             if fabric.is_global_zero:
                 write_scores(file, scored, scores, origin)
-            bpb = ", ".join(f"{point['lang']} {point['bpb']:.4f}" for point in scored)
-            tell(f"{what}  {scored[0]['tokens']:,} tokens  {source}: {bpb}  ({file})")
+            tell(f"{what}  {scored[0]['tokens']:,} tokens  {source}: {_told(scored)}  ({file})")
     if not points:
-        tell("nothing to score: the runs have none of these sources")
+        langs = sorted({lang for run in runs for lang in run.config.mixture.langs})
+        raise RunRefused(f"sources: there is no text of {', '.join(asked.sources)} in {', '.join(langs)}")
     return points if fabric.is_global_zero else None
+
+
+def _told(points: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{point['lang']} {point['bpb']:.4f} ({point['docs']} documents)" for point in points)
 
 
 def _checkpoints(run: Run, which: str) -> list[tuple[int, Path]]:
@@ -141,7 +148,11 @@ def _module(run: Run, path: Path) -> "PretrainingModule":
     if weights.run != run.name:
         raise RunRefused(f"{path}: holds weights of {weights.run}, not of {run.name}")
     module = PretrainingModule(run.config, {}).eval()
-    module.decoder.load_state_dict(weights.state)
+    try:
+        module.decoder.load_state_dict(weights.state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RunRefused(f"{path}: does not hold this run's weights ({reason})") from error
     return module
 
 

@@ -14,9 +14,12 @@ from experiment.config.front_door import front_door
 from experiment.config.schema import Config, ExportConfig
 from experiment.data.artifacts import recorded_artifact
 from experiment.errors import RunRefused
-from experiment.evaluation.recorded import named_runs, recorded_config
+from experiment.evaluation.recorded import named_runs, recorded_config, recorded_fingerprints
 from experiment.evaluation.scores import read_points
-from experiment.run_directory import RunDirectory, read_lines, replaced_as_a_whole
+from experiment.run_directory import RunDirectory, place_for, read_lines, replaced_as_a_whole
+
+FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+FILES += ("generation_config.json", "README.md")
 
 
 @front_door("export", ExportConfig)
@@ -36,13 +39,19 @@ def export(directory: RunDirectory, asked: ExportConfig) -> Path:
         raise RunRefused("checkpoint: got all; name one")
     config = recorded_config(directory.path)
     weights = load_weights(find_weights(directory, asked.checkpoint)[0])
-    record = directory.read() or {}
-    tokenizer = recorded_artifact(Path(asked.paths.artifacts), "tokenizers", record["fingerprints"]["tokenizer"])
-    out = Path(asked.out) if asked.out else directory.path / "export" / asked.checkpoint
-    if out.exists() and not (out.is_dir() and ((out / "config.json").exists() or not any(out.iterdir()))):
-        raise RunRefused(f"out: {out} exists and is not a model; name another directory")
+    record, fingerprints = directory.read() or {}, recorded_fingerprints(directory)
+    tokenizer = recorded_artifact(Path(asked.paths.artifacts), "tokenizers", fingerprints["tokenizer"])
+    if weights.run != directory.path.name:
+        raise RunRefused(f"{weights.path}: holds weights of {weights.run}, not of {directory.path.name}")
+    out = place_for(
+        Path(asked.out) if asked.out else directory.path / "export" / asked.checkpoint, FILES, "an exported model"
+    )
     with replaced_as_a_whole(out) as place:
-        write_safetensors(place / "model.safetensors", hf_weights(weights.state), {"format": "pt"})
+        try:
+            theirs = hf_weights(weights.state)
+        except KeyError as error:
+            raise RunRefused(f"{weights.path}: holds the weight {error}, which this model does not have") from error
+        write_safetensors(place / "model.safetensors", theirs, {"format": "pt"})
         _write(place / "config.json", hf_config(config.model, config.tok.vocab_size))
         for name, content in _tokenizer_files(tokenizer.path / "tokenizer.json", config).items():
             _write(place / name, content)
@@ -80,8 +89,9 @@ def _tokenizer_files(path: Path, config: Config) -> dict[str, dict[str, Any]]:
         "model_max_length": config.model.context,
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,
+        "padding_side": "left",
     }
-    generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD, "max_length": config.model.context}
+    generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     return {
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": settings,
@@ -125,6 +135,13 @@ def model_card(directory: RunDirectory, record: dict[str, Any], config: Config, 
             f"commit {record.get('commit') or 'unknown'}",
             "",
             *(scores if points else ["No scores were recorded at this step."]),
+            "",
+            "```python",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            'model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")',
+            "```",
+            "",
+            f"At most {model.context} tokens at a time. The licences of its corpus say whether it may be passed on.",
             "",
         ]
     )

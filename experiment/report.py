@@ -13,13 +13,15 @@ from experiment.config.check import to_config
 from experiment.config.front_door import front_door
 from experiment.config.schema import ReportConfig
 from experiment.data.corpus import require_file
-from experiment.errors import ConfigError, RunRefused
+from experiment.errors import ConfigError
 from experiment.evaluation.findings import Findings, Settings
 from experiment.evaluation.points import Evidence, points_from_runs, points_from_table
 from experiment.reporting.figures import draw_for_paper, figures
 from experiment.reporting.page import headline, page
 from experiment.reporting.tables import budget, tables, write_tables
-from experiment.run_directory import replaced_as_a_whole
+from experiment.run_directory import place_for, replaced_as_a_whole
+
+FILES = ("report.json", "index.html", "tables", "figures")
 
 
 @front_door("report", ReportConfig)
@@ -51,17 +53,22 @@ def _check(config: ReportConfig) -> None:
 
 def _evidence(config: ReportConfig) -> Evidence:
     if config.points is not None:
-        return points_from_table(require_file(config.points, "points"))
-    return points_from_runs(Path(config.paths.runs) / config.scale, Path(config.paths.artifacts))
+        evidence = points_from_table(require_file(config.points, "points"))
+    else:
+        evidence = points_from_runs(Path(config.paths.runs) / config.scale, Path(config.paths.artifacts))
+    there = sorted({point.source for point in evidence.points})
+    if unknown := sorted(set(config.sources or ()) - set(there)):
+        raise ConfigError([f"sources: nothing was scored on {', '.join(unknown)}; there: {', '.join(there) or 'none'}"])
+    wanted = config.sources or [source for source in there if source != "files"]
+    evidence.points = [point for point in evidence.points if point.source in wanted]
+    return evidence
 
 
 def _place(config: ReportConfig) -> Path:
     """Where the report goes. Raises RunRefused for a directory that holds anything but a report."""
     name = config.scale if config.points is None else Path(config.points).stem
     out = Path(config.out) if config.out else Path(config.paths.runs) / "reports" / name
-    if out.exists() and not (out.is_dir() and ((out / "report.json").exists() or not any(out.iterdir()))):
-        raise RunRefused(f"out: {out} exists and is not a report; name another directory")
-    return out
+    return place_for(out, FILES, "a report")
 
 
 def write(report: dict[str, Any], out: Path) -> None:
@@ -80,8 +87,10 @@ def summary(report: dict[str, Any], out: Path) -> str:
     lines = headline(report)
     spans = [row["0"] for row in report["measurable"] if row["0"]]
     if spans:
-        low, high = min(span[0] for span in spans), max(span[1] for span in spans)
-        lines.append(f"measurable: a neutral score from {budget(low)} to {budget(high)} tokens of the partner language")
+        low, high = max(span[0] for span in spans), min(span[1] for span in spans)
+        if low <= high:
+            where = f"from {budget(low)} to {budget(high)} tokens of the partner language"
+            lines.append(f"measurable: a neutral score in every cell {where}")
     if report["excluded"]:
         shown = [f"{row['name']}: {row['reason']}" for row in report["excluded"][:5]]
         more = len(report["excluded"]) - len(shown)

@@ -15,7 +15,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,20 +42,40 @@ def write_atomically(path: Path, text: str) -> None:
     sync_directory(path.parent)
 
 
+def place_for(out: Path, own: Collection[str], what: str) -> Path:
+    """The directory `out`, if it can be made or holds nothing but files named as `own`. Raises RunRefused."""
+    place = out.resolve()
+    if not place.name:
+        raise RunRefused(f"out: {out} is no place for {what}; name a directory")
+    if place.exists():
+        foreign = sorted({path.name for path in place.iterdir()} - set(own)) if place.is_dir() else [place.name]
+        if foreign:
+            raise RunRefused(f"out: {out} exists and is not {what}: it holds {foreign[0]}; name another directory")
+    return place
+
+
 @contextmanager
 def replaced_as_a_whole(place: Path) -> Iterator[Path]:
-    """A directory to fill; at the end it takes the place of what is at `place`, and after an error it is gone."""
+    """A directory to fill; at the end it takes the place of what is at `place`, and after an error it is gone.
+
+    One at a time; what a killed process left is cleared away, and an old directory that it had moved is put back.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
-    beside, old = (place.with_name(f".{place.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
-    try:
-        beside.mkdir()
-        yield beside
-        if place.exists():
-            os.rename(place, old)
-        os.rename(beside, place)
-    finally:
+    beside, old = (place.with_name(f".{place.name}.{end}") for end in ("tmp", "old"))
+    with FileLock(place.with_name(f".{place.name}.lock")):
+        if old.exists() and not place.exists():
+            os.rename(old, place)
         for left in (beside, old):
             shutil.rmtree(left, ignore_errors=True)
+        try:
+            beside.mkdir()
+            yield beside
+            if place.exists():
+                os.rename(place, old)
+            os.rename(beside, place)
+        finally:
+            for left in (beside, old):
+                shutil.rmtree(left, ignore_errors=True)
     sync_directory(place.parent)
 
 

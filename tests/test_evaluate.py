@@ -62,7 +62,7 @@ def test_snapshots_are_scored_once(trained):
     written = [path.stat().st_mtime_ns for path in files]
     files[0].unlink()
     again = evaluate(launcher, *options)
-    assert again.stdout.count("parallel: en ") == 1
+    assert again.stdout.count("parallel: en ") == 1 and again.stdout.count("is scored already: en ") == len(steps) - 1
     assert [path.stat().st_mtime_ns for path in files][1:] == written[1:]
     other = evaluate(launcher, *options[:1], "checkpoint=step_29", *options[2:3], "precision=bf16")
     assert other.stdout.count("parallel: en ") == 1, "another precision is another score"
@@ -80,7 +80,8 @@ def test_a_file_of_ones_own_in_any_script(trained, tmp_path):
     (point,) = json.loads(result.stdout)
     assert (point["source"], point["lang"], point["docs"]) == ("files", "en", len(texts))
     assert point["bytes"] == sum(len(text.encode()) for text in texts)
-    scores = read_scores(scores_file(done.directory.path, 29, "files"))["files", "en"]
+    (path,) = (done.directory.path / "scores").glob("step_0000029__files-*.parquet")
+    scores = read_scores(path)["files", "en"]
     assert scores.ids == tuple(f"n{i}" for i in range(len(texts))) and (scores.nll > 0).all()
 
 
@@ -106,6 +107,7 @@ def test_mistakes_are_one_line_and_write_nothing(trained, tmp_path):
         ([name, "output=csv"], "output: got 'csv'"),
         ([name, "sources=[flores]", "data.flores_split=test"], "must be dev or devtest"),
         ([name, "sources=[flores]"], "accept its terms"),
+        ([name, "sources=[files]", f"data.files.zh={tmp_path}/other.jsonl"], "there is no text of files in ar, en"),
         ([name, "+batch=3"], "there is no such setting"),
         ([], "run"),
     ]:

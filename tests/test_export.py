@@ -93,7 +93,7 @@ def test_the_card_has_the_scores_and_a_place_that_is_taken_is_kept(launcher, tmp
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
     for options, message in [
-        ([f"out={tmp_path / 'mine'}"], "is not a model"),
+        ([f"out={tmp_path / 'mine'}"], "is not an exported model"),
         (["checkpoint=stable_24000M"], "there: final"),
         (["checkpoint=all"], "name one"),
     ]:

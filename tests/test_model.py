@@ -128,9 +128,12 @@ def test_bpb_counts_the_bytes_of_the_text_and_eos_but_not_bos(artifacts):
     held = sources["holdout"]["ar"]
     assert sum(doc.bytes for doc in held) == corpora["ar"].facts["holdout"]["bytes"]
 
-    class Uniform(torch.nn.Module):
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(*ids.shape, 512)
+    class Uniform:
+        def features(self, ids: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(*ids.shape, 1)
+
+        def logits(self, features: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(features), 512)
 
     nll = document_nll(Uniform(), held, 256, 4096, CPU)
     assert nll == pytest.approx([(len(doc.ids) - 1) * math.log(512) for doc in held], rel=1e-6)

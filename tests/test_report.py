@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from experiment.errors import ExperimentError
@@ -35,14 +37,18 @@ def make_run(
     t: float = 0.2,
     docs: int = DOCS,
     end: int = 30,
+    name_suffix: str = "",
     **changes,
 ) -> Path:
     """A run's directory as training leaves it: 24 stable points, six of decay; a bilingual run transfers by `t`."""
     langs, tok = mixture.split("-"), f"bl_{condition}"
-    name = f"{mixture}__{tok}" + ("__trunk" if kind == "trunk" else "") + (f"__seed-{seed}" if seed else "")
+    name = (
+        f"{mixture}__{tok}" + ("__trunk" if kind == "trunk" else "") + (f"__seed-{seed}" if seed else "") + name_suffix
+    )
     record = {
         "name": name,
         "kind": kind,
+        "scale": "tiny",
         "langs": langs,
         "probs": None,
         "tok_name": tok,
@@ -247,7 +253,85 @@ def test_an_empty_place_and_cells_of_one_language(tmp_path):
     assert report["transfer"] == [] and report["curves"][0]["cell"] == Cell("en", "bl_starved").name
 
 
+def test_scores_of_another_run_or_that_do_not_add_up_are_not_taken(runs):
+    source, target = runs / "ar__bl_destarved" / "scores", runs / "ar__bl_starved" / "scores"
+    for path in source.iterdir():
+        shutil.copy(path, target / path.name)
+    (excluded,) = found(runs)["excluded"]
+    assert excluded["name"] == "ar__bl_starved" and "holds points of ar__bl_destarved" in excluded["reason"]
+    shutil.rmtree(runs / "ar__bl_starved")
+    path = make_run(runs, "ar", "starved", t=0.0) / "scores" / "step_0000003.parquet"
+    table = pq.read_table(path)
+    worse = pa.array([-1.0] * len(table), pa.float64())
+    pq.write_table(table.set_column(table.schema.get_field_index("nll_nats"), "nll_nats", worse), path)
+    with pytest.raises(ExperimentError, match="do not sum up"):
+        found(runs)
+
+
+def test_stable_phases_at_different_rates_are_not_compared(runs):
+    for path in (runs / "zh__bl_starved").rglob("evaluations.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line | {"lr": line["lr"] / 3}) + "\n" for line in lines))
+    shutil.rmtree(runs / "zh__bl_starved" / "scores")
+    row = designed(found(runs))
+    assert row["value"] is None and "different rates" in row["reason"]
+
+
+def test_a_cell_is_one_trajectory(runs):
+    """A trunk and a self-contained run of a cell: the points of one of them count, and nothing is left out by that."""
+    make_run(runs, "en-de", "starved", kind="trunk", t=0.4, end=60)
+    report = found(runs)
+    assert report["excluded"] == [] and designed(report)["value"] == pytest.approx(0.4, abs=0.03)
+
+
+def test_shares_are_compared_with_the_baseline_under_its_own_tokenizer_only(runs):
+    for partner in ("de", "fr", "ar", "zh"):
+        for condition in ("starved", "destarved"):
+            run = make_run(runs, f"en-{partner}", condition, seed=0, name_suffix="__probs-0.3-0.7")
+            change(run, variant="probs-0.3-0.7", probs=[0.3, 0.7])
+    report = found(runs)
+    rows = [row for row in report["transfer"] if row["variant"] and row["matching"] == "tokens"]
+    assert len(rows) == 8 and all(row["relative"] is not None for row in rows)
+    record = json.loads((run / "run.json").read_text())
+    change(run, fingerprints=record["fingerprints"] | {"tokenizer": "another"})
+    with pytest.raises(ExperimentError, match="fingerprint of tokenizer"):
+        found(runs)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"seed": "a"}, {"langs": ["en", "xx"]}, {"probs": [1.0, 2.0]}, {"fingerprints": {}}, {"schedule": None}]
+)
+def test_a_damaged_record_leaves_out_its_run_only(runs, facts):
+    change(runs / "zh__bl_starved", **facts)
+    report = found(runs)
+    assert [row["name"] for row in report["excluded"]] == ["zh__bl_starved"] or facts == {"schedule": None}
+    with open(runs / "ar__bl_starved" / "evaluations.jsonl", "a") as file:
+        file.write('{"step": 3}\n')
+    assert "ar__bl_starved" in [row["name"] for row in found(runs)["excluded"]]
+
+
+def test_one_run_of_another_scale_leaves_out_only_itself(runs):
+    change(runs / "ar__bl_destarved", science={"scale.token_scale": 1.0, "batch.tokens": BATCH})
+    assert [row["name"] for row in found(runs)["excluded"]] == ["ar__bl_destarved"]
+
+
 # --- the command
+
+
+def test_a_place_with_anything_else_in_it_is_kept(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "report.json").write_text("{}")
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    result = ask(f"points={PUBLIC}", f"out={tmp_path / 'mine'}", "replicates=100")
+    assert result.returncode == 2 and "it holds thesis.txt" in result.stderr
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+    (tmp_path / ".out.old").mkdir()
+    (tmp_path / ".out.old" / "report.json").write_text("{}")  # a kill between the two renames
+    (tmp_path / ".out.tmp").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "there")
+    assert ask(f"points={PUBLIC}", f"out={tmp_path / 'out'}", "replicates=100").returncode == 0
+    assert (tmp_path / "there" / "report.json").exists() and (tmp_path / "out").is_symlink()
 
 
 def ask(*options: str) -> subprocess.CompletedProcess[str]:
@@ -280,16 +364,22 @@ def test_a_table_becomes_a_report(tmp_path):
     with open(out / "tables" / "transfer.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(report["transfer"])
-    assert {row["relative BTS"] for row in rows} >= {"+0.0296", "+0.0077"}
+    assert [float(row["relative"] or "nan") for row in rows] == pytest.approx(
+        [float("nan") if row["relative"] is None else row["relative"] for row in report["transfer"]], nan_ok=True
+    )
+    assert "+0.0296" in (out / "tables" / "transfer.md").read_text(encoding="utf-8")
     assert len(list((out / "figures").glob("*.svg"))) == len(list((out / "figures").glob("*.png"))) > 5
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "de__unigram_starved flores/de" in page and "http://" not in page.split("<script>")[0]
-    assert "without de in both conditions" in page
-    assert "{fr} against {ar, zh}" in result.stdout and "measurable: a neutral score from 1B to 11.4B" in result.stdout
+    assert "needs de in both conditions" in page
+    assert (
+        "{fr} against {ar, zh}" in result.stdout
+        and "measurable: a neutral score in every cell from 1B to 11.4B" in result.stdout
+    )
     again = ask(f"points={PUBLIC}", f"out='{out}'", "replicates=100")
     assert again.returncode == 0
     assert json.loads((out / "report.json").read_text(encoding="utf-8")) == report
-    assert sorted(os.listdir(tmp_path)) == [out.name], "nothing half-written is left"
+    assert sorted(os.listdir(tmp_path)) == [f".{out.name}.lock", out.name], "nothing half-written is left"
 
 
 @pytest.mark.parametrize(

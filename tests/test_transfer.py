@@ -93,7 +93,7 @@ def test_a_penalty_over_identical_partners_in_both_conditions_or_none(public):
         if row["score"] != "relative" or row["matching"] != "tokens":
             continue
         if row["designed"]:
-            assert row["value"] is None and "without de in both conditions" in row["reason"]
+            assert row["value"] is None and "needs de in both conditions" in row["reason"]
         else:
             assert (row["same"], row["cross"]) == (["fr"], ["ar", "zh"]) and row["value"] is not None
     scores = {
@@ -211,7 +211,10 @@ def test_finals_are_compared_at_equal_total_tokens_only():
     report = Findings(Evidence(stable.points + ends), Settings(replicates=100)).report()
     rows = {(r["condition"], r["partner"]): r for r in report["final_difference"]}
     assert rows["starved", "ar"]["value"] == pytest.approx(0.1)
-    assert rows["starved", "fr"]["value"] is None and "equal total tokens" in rows["starved", "fr"]["reason"]
+    assert (
+        rows["starved", "fr"]["value"] is None
+        and "no decay that ends at 30,000,000,000 tokens" in rows["starved", "fr"]["reason"]
+    )
     finals = [r for r in report["interaction"] if r["score"] == "final_difference"]
     assert [(r["designed"], r["value"]) for r in finals] == [(True, None), (False, pytest.approx(0.0))]
 
@@ -343,7 +346,14 @@ def test_the_same_row_twice_is_one_row(tmp_path):
         ({"mixture": "en-xx"}, "there is no language 'xx'"),
         ({"lang": "de"}, "'de' is not in the mixture 'ar'"),
         ({"phase": "cooled"}, "phase: got 'cooled'"),
-        ({"run": " "}, "run: is empty"),
+        ({"run": " "}, "run: got ' '"),
+        ({"tok": "small"}, "tok: got 'small'; must be <flavor>_starved or <flavor>_destarved"),
+        ({"mixture": "ar-en"}, "mixture: got 'ar-en'; must be a language or en-<language>"),
+        ({"source": "../../x"}, "source: got '../../x'"),
+        ({"source": "<img src=x>"}, "source: got '<img src=x>'"),
+        ({"run": "two\nlines"}, "must be a name on one line"),
+        ({"bpb": "5e3"}, "no text has more than"),
+        ({"bpb": "1_0"}, "bpb: got '1_0'"),
         ({"tokens": "250478592", "bpb": "9.9"}, "has two values"),
     ],
 )

@@ -299,6 +299,8 @@ class ReportConfig:
     """A CSV of evaluation points instead of the runs' own records."""
     budgets: list[float] = field(default_factory=lambda: [2e9, 4e9, 8e9, 10e9])
     """Nominal tokens of the partner language at which scores are tabled; real ones with `points`."""
+    sources: list[str] | None = None
+    """Texts to compare on; null: all but `files`, which are scored for other ends."""
     replicates: int = 1000
     """Bootstrap replicates behind each interval."""
     level: float = 0.95
@@ -306,7 +308,7 @@ class ReportConfig:
     seed: int = 0
     """Seed of the bootstrap."""
     out: str | None = None
-    """Directory of the report; null: <paths.runs>/<scale>/report, or ./report with `points`."""
+    """Directory of the report; null: <paths.runs>/reports/<scale>, or /<name of the points' file>."""
     paths: Paths = field(default_factory=Paths)
 
 

@@ -7,14 +7,16 @@ decoded tokens.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiment.evaluation.scores import DocumentScores
 from experiment.model.loss import token_nll
 
+LOGITS_AT_ONCE = 1024  # tokens: with large vocabularies logits are most of the memory
 PADDED_TO = 32
 PAD_TARGET = 0  # its loss is masked
 
@@ -29,9 +31,17 @@ class Document:
     """UTF-8 bytes of the original text."""
 
 
-@torch.no_grad()
+class LanguageModel(Protocol):
+    def features(self, ids: Tensor) -> Tensor:
+        """ids [batch, time] -> [batch, time, dim]."""
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[n, dim] -> [n, vocab]."""
+
+
+@torch.inference_mode()
 def document_nll(
-    model: nn.Module,
+    model: LanguageModel,
     documents: Sequence[Document],
     context: int,
     batch_tokens: int,
@@ -63,12 +73,18 @@ def document_nll(
         for row, (length, doc, start) in enumerate(batch):
             ids[row, :length] = torch.as_tensor(documents[doc].ids[start : start + length])
         lengths = torch.tensor([length - 1 for length, _, _ in batch])
+        real = (torch.arange(ids.shape[1] - 1) < lengths[:, None]).to(device)
         ids = ids.to(device, non_blocking=True)
-        logits = model(ids[:, :-1])
-        nll = token_nll(logits.flatten(0, 1), ids[:, 1:].flatten()).view(len(batch), -1).double().cpu()
-        real = torch.arange(nll.shape[1]) < lengths[:, None]
+        features, targets = model.features(ids[:, :-1])[real], ids[:, 1:][real]
+        nll = torch.cat(
+            [
+                token_nll(model.logits(some), wanted)
+                for some, wanted in zip(features.split(LOGITS_AT_ONCE), targets.split(LOGITS_AT_ONCE), strict=True)
+            ]
+        )
         on_scored(int(lengths.sum()))
-        totals.index_add_(0, torch.tensor([doc for _, doc, _ in batch]), (nll * real).sum(1))
+        owners = torch.repeat_interleave(torch.tensor([doc for _, doc, _ in batch]), lengths)
+        totals.index_add_(0, owners, nll.double().cpu())
     return sum_over_ranks(totals).numpy()
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from experiment.evaluation.curves import Curve
 from experiment.evaluation.intervals import COVERS, DOCUMENTS, SEEDS, Draws, checkpoint_variance, replicate_curves
 from experiment.evaluation.points import (
+    CONDITIONS,
+    HUB,
     Cell,
     Evidence,
     Excluded,
@@ -17,6 +19,7 @@ from experiment.evaluation.points import (
     Point,
     Reader,
     Series,
+    baseline_of,
     finals,
     healthy_points,
     read_documents,
@@ -37,9 +40,6 @@ from experiment.evaluation.transfer import (
 from experiment.matrix.languages import LANGUAGES
 from experiment.matrix.names import tok_name
 
-HUB = "en"
-"""The language that every bilingual mixture has."""
-CONDITIONS = ("starved", "destarved")
 SCORES = ("relative", "atlas")
 FINAL = "final_difference"
 CURVE_POINTS = 32
@@ -116,10 +116,11 @@ class Findings:
             variance[lang] = checkpoint_variance(curves)
             if variance[lang] is not None:
                 self.checkpoint_sd[source, lang] = math.sqrt(variance[lang] or 0.0)
+        every = all(found.nll is not None for found in mine.values())
         for key, found in mine.items():
             self._curves[key] = {"": Curve.fitted(found.tokens, found.bpb)}
             same_set = draws if found.doc_ids and found.doc_ids == ids.get(found.lang) else None
-            kinds = replicate_curves(found, same_set, variance[found.lang], self.settings.replicates, rng)
+            kinds = replicate_curves(found, same_set, variance[found.lang], self.settings.replicates, rng, every)
             self._curves[key] |= {kind: Curve.fitted(found.tokens, bpb) for kind, bpb in kinds.items()}
 
     # --- matching
@@ -144,8 +145,7 @@ class Findings:
 
     def pair(self, tok: str, partner: str, target: str, seed: int, variant: str) -> tuple[Cell, Cell]:
         """The monolingual cell of the target and the bilingual one of the partner. Shares change only the latter."""
-        baseline = "__".join(part for part in variant.split("__") if not part.startswith("probs-"))
-        return Cell(target, tok, seed, baseline), Cell(f"{HUB}-{partner}", tok, seed, variant)
+        return Cell(target, tok, seed, baseline_of(variant)), Cell(f"{HUB}-{partner}", tok, seed, variant)
 
     def transfer(
         self, place: Place, condition: str, partner: str, seed: int, target: str | None = None
@@ -160,6 +160,10 @@ class Findings:
         budget = place.matching.tokens(tok, place.variant, target, place.budget)
         if budget is None:
             reason = f"content matching needs the training shards of {target} and {HUB}, which are not there"
+            return dict.fromkeys(SCORES, Estimate.missing(reason))
+        rates = [self.series[key].lr for key in keys]
+        if None not in rates and rates[0] != rates[1]:
+            reason = f"{mono.name} and {bi.name} have stable phases at different rates, {rates[0]:g} and {rates[1]:g}"
             return dict.fromkeys(SCORES, Estimate.missing(reason))
         share = self.evidence.share(bi, target)
         curves = [self._curves[key] for key in keys]
@@ -186,12 +190,11 @@ class Findings:
             scores["atlas"] = Estimate(atlas, replicates=replicates["atlas"])
         return scores
 
-    @staticmethod
-    def _outside(curve: Curve, name: str, tokens: float) -> str | None:
+    def _outside(self, curve: Curve, name: str, tokens: float) -> str | None:
         if curve.covers(tokens):
             return None
-        first, last = curve.tokens[[0, -1]]
-        return f"{name}: {tokens:.4g} tokens are outside its stable points, {first:.4g} to {last:.4g}"
+        nominal = [f"{x / self.evidence.token_scale / 1e9:.3g}B" for x in (tokens, curve.tokens[0], curve.tokens[-1])]
+        return f"{name}: {nominal[0]} tokens are outside its stable points, {nominal[1]} to {nominal[2]}"
 
     def _why_missing(self, key: Key) -> str:
         cell, source, lang = key
@@ -216,14 +219,24 @@ class Findings:
                 key = (cell, source, partner)
                 reason = self._why_missing(key) if key not in self.series else f"{cell.name}: no finished decay"
                 return Estimate.missing(reason)
-        shared = sorted(set(ends[0]) & set(ends[1]))
-        if not shared:
-            return Estimate.missing(f"{mono.name} and {bi.name} were not decayed at equal total tokens")
-        points = [end[shared[0]] for end in ends]
+        total = self.final_tokens(source)
+        if without := [cell.name for cell, end in zip((mono, bi), ends, strict=True) if total not in end]:
+            return Estimate.missing(
+                f"{' and '.join(without)}: no decay that ends at {total:,} tokens, as in most cells"
+            )
+        points = [end[total] for end in ends]
         if points[0].bytes != points[1].bytes:
             return Estimate.missing(f"{mono.name} and {bi.name} were scored on different documents")
         value = (points[0].bpb - points[1].bpb) / points[0].bpb
         return Estimate(value, replicates=self._final_replicates(points, source))
+
+    def final_tokens(self, source: str) -> int | None:
+        """The total at which most cells have been decayed to their end: the one total for all differences."""
+        counts: dict[int, int] = {}
+        for (_, found, _), ends in self.finals.items():
+            for tokens in ends if found == source else ():
+                counts[tokens] = counts.get(tokens, 0) + 1
+        return max(counts, key=lambda tokens: (counts[tokens], -tokens), default=None)
 
     def _final_replicates(self, points: Sequence[Point], source: str) -> dict[str, np.ndarray]:
         scores = [self.read(point) for point in points]
@@ -278,9 +291,7 @@ class Findings:
             lacking = [p for p in partners["same"] + partners["cross"] if not usable(p, seed)]
             if lacking:
                 why = [scores[c, p, seed].reason for p in lacking for c in CONDITIONS if scores[c, p, seed].reason]
-                reason = (
-                    f"not computable without {', '.join(lacking)} in both conditions ({'; '.join(dict.fromkeys(why))})"
-                )
+                reason = f"needs {', '.join(lacking)} in both conditions ({'; '.join(dict.fromkeys(why))})"
                 return dict.fromkeys(CONDITIONS, Estimate.missing(reason))
             return {
                 condition: penalty(
@@ -314,7 +325,8 @@ class Findings:
         rows = []
         for kind, replicates in estimate.replicates.items():
             low, high = interval(replicates, level)
-            rows.append(_interval(COVERS[kind], low, high, level, runs))
+            if low < math.inf and high > -math.inf:  # else all of it is beyond the bound, and the bound says so
+                rows.append(_interval(COVERS[kind], low, high, level, runs))
         values = [found.value for found in by_seed.values()]
         if len(values) > 1 and None not in values:
             within = estimate.replicates.get(DOCUMENTS)
@@ -414,7 +426,7 @@ class Findings:
         differences, penalties, interactions = [], [], []
         for place in self.places([math.nan], self.matchings[:1]):
             what = {"score": FINAL, "flavor": place.flavor, "variant": place.variant, "source": place.source}
-            what |= {"matching": "total tokens", "budget": None}
+            what |= {"matching": "total tokens", "budget": None, "budget_tokens": self.final_tokens(place.source)}
 
             def score_of(condition: str, partner: str, seed: int, place: Place = place) -> Estimate:
                 return self.final_difference(place.flavor, place.variant, place.source, condition, partner, seed)
@@ -465,7 +477,9 @@ class Findings:
         rows = []
         points: dict[Key, list[Point]] = {}
         for point in self.evidence.points:
-            points.setdefault((point.cell, point.source, point.lang), []).append(point)
+            mine = points.setdefault((point.cell, point.source, point.lang), [])
+            if not mine or (mine[-1].run, mine[-1].tokens) != (point.run, point.tokens):  # one of a place is enough
+                mine.append(point)
         for key, mine in sorted(points.items()):
             cell, source, lang = key
             row = {"cell": cell.name, "mixture": cell.mixture, "tok": cell.tok, "seed": cell.seed}
@@ -491,7 +505,7 @@ class Findings:
         differences, final_penalties, final_interactions = self.final_rows()
         measurable = self.measurable()
         grid = self.grid(measurable)
-        curve_penalties, curve_interactions = self.all_contrasts(grid, self.matchings[:1])
+        curve_penalties, curve_interactions = self.all_contrasts(grid, self.matchings)
         return {
             "origin": self.evidence.origin,
             "settings": {
@@ -514,7 +528,7 @@ class Findings:
             ],
             "excluded": [{"name": found.name, "reason": found.reason} for found in self.excluded],
             "curves": self.loss_curves(),
-            "transfer_curves": self.transfers(grid, False, self.matchings[:1]),
+            "transfer_curves": self.transfers(grid, False, self.matchings),
             "penalty_curves": curve_penalties,
             "interaction_curves": curve_interactions,
             "tokenizers": self.tokenizer_rows(),

@@ -68,9 +68,17 @@ def checkpoint_variance(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> floa
 
 
 def replicate_curves(
-    series: Series, draws: Draws | None, variance: float | None, replicates: int, rng: np.random.Generator
+    series: Series,
+    draws: Draws | None,
+    variance: float | None,
+    replicates: int,
+    rng: np.random.Generator,
+    all_have_documents: bool = True,
 ) -> dict[str, np.ndarray]:
-    """Kind of replicate -> BPB float64 [replicates, points], before it is made monotone."""
+    """Kind of replicate -> BPB float64 [replicates, points], before it is made monotone.
+
+    Where a series of the source lacks its documents' scores, all have replicates of the checkpoints alone as well.
+    """
     kinds: dict[str, np.ndarray] = {}
     noise = None
     if variance is not None:
@@ -79,6 +87,6 @@ def replicate_curves(
         kinds["documents"] = resampled_bpb(series, draws)
         if noise is not None:
             kinds["documents+checkpoints"] = kinds["documents"] + noise
-    elif noise is not None:
+    if noise is not None and (not kinds or not all_have_documents):
         kinds["checkpoints"] = series.bpb + noise
     return kinds

@@ -3,10 +3,12 @@
 import csv
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,12 @@ from experiment.run_directory import RunDirectory, read_lines
 
 COLUMNS = ("run", "mixture", "tok", "seed", "tokens", "phase", "source", "lang", "bpb")
 OPTIONAL = ("nll_nats", "bytes", "lr", "tokenizer")
+HUB = "en"
+"""The language that every bilingual mixture has."""
+CONDITIONS = ("starved", "destarved")
 PHASES = ("warmup", "stable", "decay", "final")
 """`final` is, in a table, the last point of a run that was decayed to its end."""
+MOST, MOST_BPB = 1e18, 1000
 RISE, ROWS_OF_A_RISE = 1.10, 2
 """A series this far above its running minimum at so many points in a row has diverged."""
 
@@ -43,6 +49,11 @@ class Cell:
     def name(self) -> str:
         seed = f"seed-{self.seed}" if self.seed else ""
         return "__".join(part for part in (self.mixture, self.tok, self.variant, seed) if part)
+
+
+def baseline_of(variant: str) -> str:
+    """The variant of the monolingual runs that a bilingual one is compared with: shares change only the latter."""
+    return "__".join(part for part in variant.split("__") if not part.startswith("probs-"))
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,8 @@ class Series:
     """int64 [documents]."""
     nll: np.ndarray | None = None
     """float64 [points, documents], where every point has the scores of the same documents."""
+    lr: float | None = None
+    """Rate of the stable phase, where it is known."""
 
 
 Key = tuple[Cell, str, str]
@@ -141,10 +154,11 @@ def stable_series(points: Sequence[Point], read: Reader = read_documents) -> Ser
     bpb = np.array([point.bpb for point in ordered], dtype=np.float64)
     scores = [read(point) for point in ordered]
     known = [found for found in scores if found is not None]
+    series = Series(first.cell, first.source, first.lang, tokens, bpb, lr=first.lr)
     if len(known) < len(scores) or len({found.ids for found in known}) > 1:
-        return Series(first.cell, first.source, first.lang, tokens, bpb)
+        return series
     nll = np.stack([found.nll for found in known])
-    return Series(first.cell, first.source, first.lang, tokens, bpb, known[0].ids, known[0].bytes, nll)
+    return replace(series, doc_ids=known[0].ids, doc_bytes=known[0].bytes, nll=nll)
 
 
 def healthy_points(evidence: Evidence) -> tuple[list[Point], list[Excluded]]:
@@ -171,8 +185,32 @@ def usable_series(healthy: Sequence[Point], read: Reader = read_documents) -> tu
     for point in healthy:
         if point.phase == "stable":
             by_key.setdefault((point.cell, point.source, point.lang), []).append(point)
-    same, excluded = _on_one_set_of_documents(by_key)
-    return {key: stable_series(points, read) for key, points in same.items()}, excluded
+    excluded = []
+    for key, points in by_key.items():
+        by_key[key], left = _of_one_run(points)
+        excluded += left
+    same, others = _on_one_set_of_documents(by_key)
+    series = {key: stable_series(points, read) for key, points in same.items()}
+    for (source, lang), mine in groupby(sorted(series, key=lambda key: key[1:]), key=lambda key: key[1:]):
+        keys = [key for key in mine if series[key].doc_ids]
+        usual = Counter(series[key].doc_ids for key in keys).most_common(1)
+        for key in keys:
+            if series[key].doc_ids != usual[0][0]:  # as many bytes, but not the same documents
+                excluded.append(Excluded(f"{key[0].name} {source}/{lang}", "scored on other documents than most cells"))
+                del series[key]
+    return series, excluded + others
+
+
+def _of_one_run(points: Sequence[Point]) -> tuple[list[Point], list[Excluded]]:
+    """The stable points of the run that has most of them: a cell is one trajectory, not a mixture of two."""
+    counts = Counter(point.run for point in points)
+    chosen = max(counts, key=lambda run: (counts[run], max(p.tokens for p in points if p.run == run), run))
+    reason = f"the stable points of {chosen} count for this cell"
+    one = points[0]
+    covered = {point.tokens for point in points if point.run == chosen}
+    more = sorted({point.run for point in points if point.run != chosen and point.tokens not in covered})
+    left = [Excluded(f"{run} {one.source}/{one.lang}", reason) for run in more]  # else it is the same trajectory again
+    return [point for point in points if point.run == chosen], left
 
 
 def diverged_at(points: Iterable[Point]) -> int | None:
@@ -200,19 +238,20 @@ def _on_one_set_of_documents(series: dict[Key, list[Point]]) -> tuple[dict[Key, 
         mine = [point for point in points if point.bytes == chosen]
         if mine:
             kept[cell, source, lang] = mine
-        if left := len(points) - len(mine):
-            reason = f"{left} stable points on other documents than the {chosen} bytes that most cells were scored on"
+        else:
+            reason = f"scored on other documents than the {chosen} bytes that most cells were scored on"
             excluded.append(Excluded(f"{cell.name} {source}/{lang}", reason))
     return kept, excluded
 
 
 def finals(healthy: Sequence[Point]) -> dict[Key, dict[int, Point]]:
-    """(cell, source, language) -> tokens -> the score at the end of a decay."""
-    found: dict[Key, dict[int, Point]] = {}
+    """(cell, source, language) -> tokens -> the score at the end of a decay, on the documents that most cells have."""
+    by_key: dict[Key, list[Point]] = {}
     for point in healthy:
         if point.phase == "final":
-            found.setdefault((point.cell, point.source, point.lang), {})[point.tokens] = point
-    return found
+            by_key.setdefault((point.cell, point.source, point.lang), []).append(point)
+    kept, _ = _on_one_set_of_documents(by_key)
+    return {key: {point.tokens: point for point in points} for key, points in kept.items()}
 
 
 # --- a table -------------------------------------------------------------------------------------
@@ -229,7 +268,10 @@ def points_from_table(path: Path) -> Evidence:
             reader = csv.DictReader(file, strict=True)
             header = reader.fieldnames or []
             if missing := [name for name in COLUMNS if name not in header]:
-                raise ExperimentError(f"points: {path} lacks the columns {', '.join(missing)}; needed: {COLUMNS}")
+                there = ", ".join(header) or "none"
+                raise ExperimentError(
+                    f"points: {path} lacks the columns {', '.join(missing)} (separated by commas); there: {there}"
+                )
             if twice := sorted({name for name in header if header.count(name) > 1}):
                 raise ExperimentError(f"points: {path} has the column {', '.join(twice)} twice")
             rows = [(reader.line_num, row) for row in reader]
@@ -256,7 +298,7 @@ def _point(row: dict[str, Any], where: str) -> Point:
             value = kind(row[name])
         except ValueError:
             value = math.nan
-        if not least <= value < math.inf:
+        if not least <= value < MOST or "_" in row[name]:
             raise ExperimentError(f"{where}: {name}: got {row[name]!r}; must be {what}")
         return value
 
@@ -269,12 +311,24 @@ def _point(row: dict[str, Any], where: str) -> Point:
             raise ExperimentError(f"{where}: there is no language {lang!r}; known: {', '.join(LANGUAGES)}")
     if row["lang"] not in row["mixture"].split("-"):
         raise ExperimentError(f"{where}: lang: {row['lang']!r} is not in the mixture {row['mixture']!r}")
+    langs = row["mixture"].split("-")
+    if len(langs) > 2 or (len(langs) == 2 and (langs[0] != HUB or langs[1] == HUB)):
+        raise ExperimentError(f"{where}: mixture: got {row['mixture']!r}; must be a language or {HUB}-<language>")
+    if not row["tok"].endswith(tuple(f"_{condition}" for condition in CONDITIONS)):
+        raise ExperimentError(f"{where}: tok: got {row['tok']!r}; must be <flavor>_starved or <flavor>_destarved")
     if row["phase"] not in PHASES:
         raise ExperimentError(f"{where}: phase: got {row['phase']!r}; must be one of {', '.join(PHASES)}")
-    if empty := [name for name in ("run", "tok", "source") if not row[name].strip()]:
-        raise ExperimentError(f"{where}: {empty[0]}: is empty")
+    for name, pattern, what in (
+        ("run", r"[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]*", "a name on one line"),
+        ("tok", r"[A-Za-z0-9][A-Za-z0-9._-]*", "letters, digits, . _ -"),
+        ("source", r"[A-Za-z0-9][A-Za-z0-9._-]*", "letters, digits, . _ -"),
+    ):
+        if len(row[name]) > 200 or not re.fullmatch(pattern, row[name]):
+            raise ExperimentError(f"{where}: {name}: got {row[name][:60]!r}; must be {what}")
     cell = Cell(row["mixture"], row["tok"], int(number("seed", whole, -math.inf, "a whole number")))
-    bpb = number("bpb", float, 5e-324, "a number above 0")
+    bpb = number("bpb", float, 1e-9, "a number above 0")
+    if bpb > MOST_BPB:
+        raise ExperimentError(f"{where}: bpb: got {row['bpb']!r}; no text has more than {MOST_BPB} bits per byte")
     size = int(number("bytes", whole, 1, "a whole number above 0")) if row.get("bytes") else None
     if row.get("nll_nats") and size:
         ratio = number("nll_nats", float, 0, "a number of at least 0") / (math.log(2) * size)
@@ -290,7 +344,7 @@ def checked_points(points: Iterable[Point], where: str) -> list[Point]:
     the phases of a run come in an order that no schedule has: a cooled point among stable ones."""
     unique: dict[tuple[Any, ...], Point] = {}
     for point in points:
-        key = (point.cell, point.source, point.lang, point.phase, point.tokens, point.bytes)
+        key = (point.cell, point.run, point.source, point.lang, point.phase, point.tokens, point.bytes)
         other = unique.setdefault(key, point)
         if other.bpb != point.bpb:
             raise ExperimentError(
@@ -338,7 +392,8 @@ def points_from_runs(place: Path, artifacts: Path) -> Evidence:
     paths = sorted(path.parent for path in place.glob("*/run.json"))
     if not paths:
         raise ExperimentError(f"paths.runs: there are no runs in {place}")
-    evidence = Evidence(origin=str(place))
+    scales = Counter(filter(None, (_token_scale(path) for path in paths)))
+    evidence = Evidence(origin=str(place), token_scale=scales.most_common(1)[0][0] if scales else 1.0)
     points: list[Point] = []
     prints: dict[tuple[str, ...], tuple[str, str]] = {}
     for path in paths:
@@ -346,11 +401,20 @@ def points_from_runs(place: Path, artifacts: Path) -> Evidence:
             found, reason = _points_of_run(path, evidence, prints, artifacts)
         except RunRefused as error:
             found, reason = [], str(error)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            found, reason = [], f"its records are not those of a run ({type(error).__name__}: {error})"
         points += found
         if reason:
             evidence.excluded.append(Excluded(path.name, reason))
     evidence.points = checked_points(points, str(place))
     return evidence
+
+
+def _token_scale(path: Path) -> float | None:
+    try:
+        return float((RunDirectory(path).read() or {})["science"]["scale.token_scale"])
+    except (RunRefused, KeyError, TypeError, ValueError):
+        return None
 
 
 def _points_of_run(
@@ -364,25 +428,31 @@ def _points_of_run(
         scale, fingerprints = science["scale.token_scale"], record["fingerprints"]
     except (KeyError, TypeError) as error:
         raise RunRefused(f"run.json is not of a run ({error})") from error
-    if not evidence.runs:
-        evidence.token_scale = scale
+    if unknown := [lang for lang in langs if lang not in LANGUAGES]:
+        raise RunRefused(f"run.json names the language {unknown[0]!r}, which is not known")
     evidence.runs.append(record | {"state": state})
     if scale != evidence.token_scale:
         return [], f"scale.token_scale is {scale:g}, elsewhere {evidence.token_scale:g}"
     if state != "done" and not (state == "interrupted" and record.get("note")):
         return [], f"{state}: {record['error']}" if record.get("error") else state
+    variant = baseline_of(cell.variant)
     for lang in langs:
-        _same(prints, ("corpus", lang, cell.variant), fingerprints["corpora"][lang], f"{path.name}: the fingerprint")
+        _same(prints, ("corpus", lang, variant), fingerprints["corpora"][lang], f"{path.name}: the fingerprint")
         manifest = _manifest(artifacts / "shards", fingerprints["shards"][lang])
         evidence.shards.setdefault((tok, cell.variant, lang), manifest.get("facts", {}))
-    _same(prints, ("tokenizer", tok, cell.variant), fingerprints["tokenizer"], f"{path.name}: the fingerprint")
-    _same(prints, ("parallel text", cell.variant), str(fingerprints.get("parallel")), f"{path.name}: the fingerprint")
+    _same(prints, ("tokenizer", tok, variant), fingerprints["tokenizer"], f"{path.name}: the fingerprint")
+    _same(prints, ("parallel text", variant), str(fingerprints.get("parallel")), f"{path.name}: the fingerprint")
     evidence.tokenizers.setdefault(tok, _manifest(artifacts / "tokenizers", fingerprints["tokenizer"]))
     probs = record["probs"] or [1 / len(langs)] * len(langs)
     evidence.shares |= {(cell, lang): share for lang, share in zip(langs, probs, strict=True)}
     last = end_step if record["kind"] != "trunk" else None
     unique: dict[tuple[Any, ...], Point] = {}
     for line, documents in _lines(directory):
+        where = documents or directory.evaluations
+        if (line["run"], line["mixture"], line["tok"], line["seed"]) != (path.name, cell.mixture, tok, cell.seed):
+            raise RunRefused(f"{where} holds points of {line['run']}")
+        if not all(math.isfinite(line[name]) and line[name] > 0 for name in ("tokens", "bpb", "bytes")):
+            raise RunRefused(f"{where} holds a point that is none: {json.dumps(line)[:200]}")
         point = Point(
             cell=cell,
             run=path.name,
@@ -411,5 +481,8 @@ def _lines(directory: RunDirectory) -> Iterable[tuple[dict[str, Any], Path | Non
 
 def _manifest(kind: Path, fingerprint: str) -> dict[str, Any]:
     for path in kind.glob(f"*-{fingerprint[:12]}/manifest.json"):
-        return json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunRefused(f"{path}: cannot be read ({error})") from error
     return {}

@@ -1,6 +1,7 @@
 """Runs that are there already: found by name, with the settings they were trained with."""
 
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -8,6 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiment.config.check import one_line
 from experiment.config.schema import Config
 from experiment.errors import ConfigError, RunRefused
+from experiment.run_directory import RunDirectory
 
 
 def named_runs(place: Path, pattern: str, several: bool = True) -> list[Path]:
@@ -19,6 +21,14 @@ def named_runs(place: Path, pattern: str, several: bool = True) -> list[Path]:
     if not found:
         names = ", ".join(path.name for path in there) or "none"
         raise ConfigError([f"run: no run in {place} is named {pattern!r}; there: {names}"])
+    return found
+
+
+def recorded_fingerprints(directory: RunDirectory) -> dict[str, Any]:
+    """Those of the run's corpora, tokenizer, shards and parallel text. Raises RunRefused if they are not there."""
+    found = (directory.read() or {}).get("fingerprints")
+    if not isinstance(found, dict) or not {"corpora", "tokenizer", "shards", "parallel"} <= found.keys():
+        raise RunRefused(f"{directory.path}: run.json has no fingerprints of the data that the run was trained on")
     return found
 
 

@@ -128,7 +128,12 @@ def read_scores(path: Path) -> dict[tuple[str, str], DocumentScores]:
     for i, key in enumerate(zip(columns["source"], columns["lang"], strict=True)):
         rows.setdefault(key, []).append(i)
     nll, sizes = np.asarray(columns["nll_nats"], np.float64), np.asarray(columns["bytes"], np.int64)
-    return {
+    found = {
         key: DocumentScores(tuple(columns["doc"][i] for i in index), nll[index], sizes[index])
         for key, index in rows.items()
     }
+    sums = {(point["source"], point["lang"]): (point["nll_nats"], point["bytes"]) for point in read_points(path)}
+    mine = {key: (scores.nll_nats, int(scores.bytes.sum())) for key, scores in found.items()}
+    if mine != sums or not (nll >= 0).all():
+        raise RunRefused(f"{path}: its documents do not sum up to its points; remove it")
+    return found

@@ -10,6 +10,7 @@ from experiment.data.artifacts import Artifact, checksum, recorded_artifact
 from experiment.data.corpus import parallel_segments, raw_documents, read_split, require_file, source_files
 from experiment.errors import ExperimentError, RunRefused
 from experiment.evaluation.bpb import Document
+from experiment.evaluation.recorded import recorded_fingerprints
 from experiment.matrix.identity import Run
 from experiment.matrix.languages import LANGUAGES
 from experiment.run_directory import RunDirectory
@@ -42,7 +43,7 @@ def texts_to_score(run: Run, sources: Sequence[str], given: EvaluationText) -> S
     and ExperimentError if a text cannot be had.
     """
     config, directory = run.config, RunDirectory(run.directory)
-    recorded, root = (directory.read() or {})["fingerprints"], Path(config.paths.artifacts)
+    recorded, root = recorded_fingerprints(directory), Path(config.paths.artifacts)
     tokenizer = load_tokenizer(recorded_artifact(root, "tokenizers", recorded["tokenizer"]))
     found: Sources = {source: {} for source in sources}
     for source in sources:

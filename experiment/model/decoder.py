@@ -69,11 +69,19 @@ class Decoder(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
+        return self.logits(self.features(ids))
+
+    def features(self, ids: Tensor) -> Tensor:
+        """What the head reads: ids [batch, time] -> [batch, time, dim]."""
         time = ids.shape[1]
         x = self.embedding(ids)
         for block in self.blocks:
             x = block(x, self.cos[:time], self.sin[:time])
-        return self.head(self.norm(x))
+        return self.norm(x)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[..., dim] -> [..., vocab]."""
+        return self.head(features)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

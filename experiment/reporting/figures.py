@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from experiment.matrix.languages import LANGUAGES
+from experiment.reporting.tables import MATCHING_NAMES
 
 # Okabe and Ito's palette: told apart by most colour-blind readers, on white and on black
 COLOURS = {"en": "#7f7f7f", "de": "#0072B2", "fr": "#E69F00", "ar": "#D55E00", "zh": "#009E73"}
 DASHES = {"starved": "dash", "destarved": "solid"}
-BUDGET_AXIS = "nominal tokens of the partner language"
 MPL_DASHES = {"dash": (0, (4, 2)), "solid": "-", "dot": ":"}
 
 
@@ -45,8 +45,9 @@ def figures(report: dict[str, Any]) -> list[Figure]:
     made: list[Figure] = []
     sources = sorted({row["source"] for row in report["curves"]})
     for source in sources:
-        made += [_interaction(report, source, score) for score in ("relative", "atlas")]
-        made += [_transfer(report, source, score) for score in ("relative", "atlas")]
+        for matching in MATCHING_NAMES:
+            made += [_interaction(report, source, matching, score) for score in ("relative", "atlas")]
+            made += [_transfer(report, source, matching, score) for score in ("relative", "atlas")]
     for source in sources:
         for lang in sorted({row["lang"] for row in report["curves"] if row["source"] == source}, key=_order):
             made.append(_loss(report, source, lang))
@@ -82,8 +83,8 @@ def _loss(report: dict[str, Any], source: str, lang: str) -> Figure:
     return Figure(f"loss_{source}_{lang}", title, note, "tokens", "bits per byte", lines)
 
 
-def _transfer(report: dict[str, Any], source: str, score: str) -> Figure:
-    rows = [row for row in report["transfer_curves"] if row["source"] == source]
+def _transfer(report: dict[str, Any], source: str, matching: str, score: str) -> Figure:
+    rows = [row for row in report["transfer_curves"] if (row["source"], row["matching"]) == (source, matching)]
     lines = []
     for key, mine in _grouped(rows, lambda r: (r["partner"], r["condition"], r["variant"])):
         if all(row[score] is None for row in mine):
@@ -103,15 +104,25 @@ def _transfer(report: dict[str, Any], source: str, score: str) -> Figure:
             )
         )
     name = {"relative": "relative BTS", "atlas": "ATLAS BTS"}[score]
-    note = "0 is neutral, above 0 English helps. Gaps: censored, or outside the stable points. Dashed: starved."
-    title = f"Transfer to the partner language on {source} text: {name}"
+    note = (
+        "0 is neutral, above 0 English helps. Gaps: censored, or outside the stable points; no band: an interval "
+        "without a bound. Dashed: starved."
+    )
+    title = f"Transfer to the partner language on {source} text, {MATCHING_NAMES[matching]}: {name}"
     return Figure(
-        f"transfer_{score}_{source}", title, note, "nominal tokens of the partner language", name, lines, True
+        f"transfer_{score}_{matching}_{source}",
+        title,
+        note,
+        "nominal tokens of the partner language",
+        name,
+        lines,
+        True,
     )
 
 
-def _interaction(report: dict[str, Any], source: str, score: str) -> Figure:
-    rows = [row for row in report["interaction_curves"] if row["source"] == source and row["score"] == score]
+def _interaction(report: dict[str, Any], source: str, matching: str, score: str) -> Figure:
+    place = (source, matching, score)
+    rows = [row for row in report["interaction_curves"] if (row["source"], row["matching"], row["score"]) == place]
     lines = []
     for key, mine in _grouped(rows, lambda r: (tuple(r["same"]), tuple(r["cross"]), r["flavor"], r["variant"])):
         if all(row["value"] is None for row in mine):
@@ -133,12 +144,24 @@ def _interaction(report: dict[str, Any], source: str, score: str) -> Figure:
         )
     name = {"relative": "relative BTS", "atlas": "ATLAS BTS"}[score]
     note = (
-        "Penalty for crossing scripts under the starved minus under the destarved tokenizer. 0: none of it is its work."
+        "Penalty for crossing scripts: under the starved minus under the destarved tokenizer. A second colour: the "
+        "partners that are left where others are not measured, in both conditions."
     )
-    title = f"Interaction on {source} text: {name}"
+    title = f"Interaction on {source} text, {MATCHING_NAMES[matching]}: {name}"
     return Figure(
-        f"interaction_{score}_{source}", title, note, "nominal tokens of the partner language", name, lines, True
+        f"interaction_{score}_{matching}_{source}",
+        title,
+        note,
+        "nominal tokens of the partner language",
+        name,
+        lines,
+        True,
     )
+
+
+def _budget_axis(report: dict[str, Any]) -> str:
+    nominal = "nominal " if report["settings"]["token_scale"] != 1.0 else ""
+    return f"{nominal}tokens of the partner language"
 
 
 def _grouped(rows: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> list[tuple[Any, list[Any]]]:
@@ -179,7 +202,7 @@ def draw_for_paper(found: Iterable[Figure], out: Path) -> None:
                     color=line.colour,
                     linestyle=MPL_DASHES[line.dash],
                     marker=marker,
-                    label=line.label,
+                    label=line.label.replace("$", r"\$"),
                     lw=1.3,
                 )
                 if line.band is not None:
@@ -229,7 +252,8 @@ def to_explore(figure: Figure) -> str:
             line={"color": line.colour, "dash": line.dash, "width": 2},
             marker={"size": 4},
             legendgroup=line.label,
-            hovertemplate="%{x:.4s} tokens: %{y:.4f}<extra>%{fullData.name}</extra>",
+            text=[f"{x / 1e9:.3g}B" if x >= 1e9 else f"{x:,.0f}" for x in line.x],
+            hovertemplate="%{text} tokens: %{y:.4f}<extra>%{fullData.name}</extra>",
             meta=meta,
         )
     canvas.update_layout(

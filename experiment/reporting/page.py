@@ -8,7 +8,7 @@ from typing import Any
 from experiment.matrix.languages import LANGUAGES
 from experiment.matrix.names import run_name
 from experiment.reporting.figures import Figure, to_explore
-from experiment.reporting.tables import MATCHING_NAMES, SCORE_NAMES, Table, budget, interval, number
+from experiment.reporting.tables import SCORE_NAMES, Table, budget, interval, number
 
 
 def page(report: dict[str, Any], figures: Sequence[Figure], tables: Sequence[Table]) -> str:
@@ -37,6 +37,8 @@ def page(report: dict[str, Any], figures: Sequence[Figure], tables: Sequence[Tab
             origin=report["origin"],
             settings=report["settings"],
             headline=headline(report),
+            demonstration=any(run["scale"] == "tiny" for run in report["runs"]),
+            conditional=_conditions(report),
             sections=[*sections, ("method", "method")],
             board=board,
             switches=switches,
@@ -52,15 +54,19 @@ def page(report: dict[str, Any], figures: Sequence[Figure], tables: Sequence[Tab
 def headline(report: dict[str, Any]) -> list[str]:
     """The answer in sentences: per source the interaction at the largest budget that has one, or why there is none."""
     sentences = []
+    flavors = sorted({row["flavor"] for row in report["interaction"]})
     for source in sorted({row["source"] for row in report["interaction"]}):
-        for score in ("relative", "atlas"):
-            rows = [
-                row
-                for row in report["interaction"]
-                if (row["source"], row["score"], row["matching"], row["variant"]) == (source, score, "tokens", "")
-            ]
-            if rows:
-                sentences.append(_sentence(source, score, rows))
+        for flavor in flavors:
+            for score in ("relative", "atlas"):
+                place = (source, flavor, score, "tokens", "")
+                rows = [
+                    row
+                    for row in report["interaction"]
+                    if (row["source"], row["flavor"], row["score"], row["matching"], row["variant"]) == place
+                ]
+                if rows:
+                    name = f"{source}, {flavor}" if len(flavors) > 1 else source
+                    sentences.append(_sentence(name, score, rows))
     return sentences or ["There are no bilingual runs with stable points, so no transfer can be computed."]
 
 
@@ -71,14 +77,23 @@ def _sentence(source: str, score: str, rows: Sequence[dict[str, Any]]) -> str:
         design = [row for row in rows if row["designed"]]
         return f"{what}: the interaction is not computable. {design[-1]['reason'] or 'It is censored.'}"
     best = max(known, key=lambda row: (row["designed"], row["budget"]))
+    further = max(row["budget"] for row in rows)
+    why = " (further on it is censored or not measured)" if best["budget"] < further else ""
     partners = f"{{{', '.join(best['same'])}}} against {{{', '.join(best['cross'])}}}"
     left = "" if best["designed"] else " (what is left of the design, in both conditions)"
     found = max(best["intervals"], key=lambda row: len(row["covers"]), default=None)
     between = f", {100 * found['level']:g}% interval {interval(found, score)}" if found else ", without an interval"
     return (
-        f"{what}: at {budget(best['budget'])} tokens ({MATCHING_NAMES[best['matching']]}) the interaction, penalty "
-        f"starved minus destarved, is {number(best['value'], score)}{between}; {partners}{left}."
+        f"{what}: at {budget(best['budget'])} tokens of the partner language{why} the interaction, penalty starved "
+        f"minus destarved, is {number(best['value'], score)}{between}; {partners}{left}."
     )
+
+
+def _conditions(report: dict[str, Any]) -> str:
+    """What the interaction's intervals are conditional on, in words."""
+    intervals = [found for row in report["interaction"] for found in row["intervals"]]
+    told = sorted({found["conditional_on"] for found in intervals if found["conditional_on"]})
+    return f", conditional on {' or '.join(told)}" if told else ""
 
 
 def _mixture_order(mixture: str) -> tuple[int, list[int]]:

@@ -9,7 +9,9 @@ from typing import Any
 from tabulate import tabulate
 
 SCORE_NAMES = {"relative": "relative BTS", "atlas": "ATLAS BTS", "final_difference": "difference of finals"}
-MATCHING_NAMES = {"tokens": "equal tokens", "content": "equal content", "total tokens": "equal total tokens"}
+MATCHING_NAMES = {"tokens": "equal tokens", "content": "equal content"}
+TOTAL = "equal total tokens"
+LONGEST_REASON = 160
 LOWER_WITHOUT_BOUND, UPPER_WITHOUT_BOUND = "-∞", "∞"
 
 
@@ -21,6 +23,9 @@ class Table:
     note: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
+    """What a reader sees."""
+    records: Sequence[dict[str, Any]]
+    """The same rows as plain numbers: what the CSV has."""
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
@@ -49,7 +54,26 @@ def write_tables(found: Iterable[Table], out: Path) -> None:
         latex = tabulate(table.rows, table.columns, tablefmt="latex_booktabs", disable_numparse=True)
         (out / f"{table.name}.tex").write_text(latex.replace("∞", r"$\infty$") + "\n", encoding="utf-8")
         with open(out / f"{table.name}.csv", "w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([table.columns, *table.rows])
+            flat = [_flat(record) for record in table.records]
+            writer = csv.DictWriter(file, list(dict.fromkeys(name for record in flat for name in record)))
+            writer.writeheader()
+            writer.writerows(flat)
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """One level of named scalars: intervals by what they cover, lists with spaces between."""
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{name}_")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for found in value:
+                covers = f"{name}_{'_'.join(found['covers'])}"
+                flat |= {f"{covers}_low": found["low"], f"{covers}_high": found["high"]}
+        else:
+            flat[name] = " ".join(map(str, value)) if isinstance(value, list) else value
+    return flat
 
 
 def budget(tokens: float | None) -> str:
@@ -73,7 +97,8 @@ def _value(value: float | None, bound: dict[str, Any] | None, reason: str | None
         return number(value, score)
     if bound is not None:
         return f"{'<' if bound['side'] == 'below' else '>'} {number(bound['of'], score)} (censored)"
-    return f"not computable: {reason}"
+    told = reason or ""
+    return f"not computable: {told if len(told) <= LONGEST_REASON else told[:LONGEST_REASON] + ' ... (report.json)'}"
 
 
 def _intervals(rows: Sequence[dict[str, Any]], score: str) -> str:
@@ -94,21 +119,21 @@ def _transfer(rows: Sequence[dict[str, Any]], name: str, title: str) -> Table:
         "Stable points against stable points. Budgets are tokens of the language that is looked at, in either run. "
         "0 is neutral, above 0 the other language helps. Intervals name the sources of error that they cover."
     )
-    return Table(name, title, note, (*columns, "relative BTS", "its interval", "ATLAS BTS", "its interval "), out)
+    return Table(name, title, note, (*columns, "relative BTS", "its interval", "ATLAS BTS", "its interval "), out, rows)
 
 
 def _contrasts(rows: Sequence[dict[str, Any]], name: str, title: str) -> Table:
     out = []
     for r in rows:
         partners = f"{{{', '.join(r['same'])}}} - {{{', '.join(r['cross'])}}}"
-        row = [r["source"], SCORE_NAMES[r["score"]], MATCHING_NAMES[r["matching"]], budget(r["budget"])]
+        row = [r["source"], SCORE_NAMES[r["score"]], MATCHING_NAMES.get(r["matching"], TOTAL), budget(r["budget"])]
         row += [partners if r["designed"] else f"{partners} (what is left of the design)"]
         row += [f"{r['flavor']}_{r['condition']}" if "condition" in r else r["flavor"], r["variant"]]
         row += [_value(r["value"], r["bound"], r["reason"], r["score"]), _intervals(r["intervals"], r["score"])]
         out.append(tuple(row))
     note = "The same partners in both conditions, or none. A censored member leaves a bound, or nothing."
     columns = ("source", "score", "matching", "budget", "partners", "tokenizer", "variant", "value", "interval")
-    return Table(name, title, note, columns, out)
+    return Table(name, title, note, columns, out, rows)
 
 
 def _finals(rows: Sequence[dict[str, Any]]) -> Table:
@@ -122,7 +147,7 @@ def _finals(rows: Sequence[dict[str, Any]]) -> Table:
         "the bilingual run has read half as much of the language. Not a transfer score."
     )
     columns = ("source", "mixture", "tokenizer", "variant", "difference", "interval")
-    return Table("final_difference", "Difference of finals", note, columns, out)
+    return Table("final_difference", "Difference of finals", note, columns, out, rows)
 
 
 def _measurable(rows: Sequence[dict[str, Any]]) -> Table:
@@ -135,7 +160,7 @@ def _measurable(rows: Sequence[dict[str, Any]]) -> Table:
     ]
     note = "Budgets at which the stable points reach far enough to see an ATLAS BTS of this size."
     columns = ("source", "mixture", "tokenizer", "variant", "seed", "BTS = 0", "BTS = -1")
-    return Table("measurable", "What can be measured", note, columns, out)
+    return Table("measurable", "What can be measured", note, columns, out, rows)
 
 
 def _tokenizers(rows: Sequence[dict[str, Any]]) -> Table:
@@ -145,12 +170,19 @@ def _tokenizers(rows: Sequence[dict[str, Any]]) -> Table:
     ]
     note = "On the training shards, <bos> and <eos> included."
     columns = ("tokenizer", "variant", "language", "bytes per token", "tokens", "bytes")
-    return Table("tokenizers", "Tokenizers", note, columns, out)
+    return Table("tokenizers", "Tokenizers", note, columns, out, rows)
 
 
 def _excluded(rows: Sequence[dict[str, Any]]) -> Table:
     out = [(r["name"], r["reason"]) for r in rows]
-    return Table("excluded", "What takes no part", "By state of the run, or by its points.", ("name", "reason"), out)
+    return Table(
+        "excluded", "What takes no part", "By state of the run, or by its points.", ("name", "reason"), out, rows
+    )
+
+
+def _run_record(run: dict[str, Any]) -> dict[str, Any]:
+    kept = ("name", "state", "kind", "seed", "variant", "tok_name", "schedule", "precision", "commit", "device")
+    return {name: run.get(name) for name in kept} | {"batch_tokens": run["science"]["batch.tokens"]}
 
 
 def _runs(rows: Sequence[dict[str, Any]]) -> Table:
@@ -163,4 +195,4 @@ def _runs(rows: Sequence[dict[str, Any]]) -> Table:
         out.append((*what, f"{science['batch.tokens']:,}", *origin))
     columns = ("run", "state", "kind", "seed", "peak rate", "warmup", "stable", "decay", "batch", "precision")
     note = "Token lengths are nominal; run.json of each run has all settings, versions and fingerprints."
-    return Table("runs", "Runs", note, (*columns, "commit", "device"), out)
+    return Table("runs", "Runs", note, (*columns, "commit", "device"), out, [_run_record(r) for r in rows])

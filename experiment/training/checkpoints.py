@@ -74,27 +74,33 @@ def find_weights(directory: RunDirectory, which: str) -> list[Path]:
 
 def step_in(path: Path) -> int:
     """The step of a checkpoint or snapshot, without reading its weights."""
-    if path.suffix == ".ckpt":
+    if path.suffix != ".ckpt":
+        return int(_snapshot_facts(path)["step"])
+    try:
         return int(load(path, mmap=True)["run"]["step"])
-    return int(_snapshot_facts(path)["step"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunRefused(f"{path}: is not a checkpoint of a run ({error!r}); {REMEDY}") from error
 
 
 def load_weights(path: Path) -> Weights:
     """The decoder's weights, fp32 on the CPU, of a checkpoint or a snapshot. Raises RunRefused if it is neither."""
-    if path.suffix == ".ckpt":
-        checkpoint = load(path, mmap=True)
+    if path.suffix != ".ckpt":
+        facts = _snapshot_facts(path)
+        return Weights(path, facts["run"], int(facts["step"]), load_file(path))
+    checkpoint = load(path, mmap=True)
+    try:
         state = {name.removeprefix("decoder."): tensor for name, tensor in checkpoint["state_dict"].items()}
         return Weights(path, checkpoint["run"]["name"], int(checkpoint["run"]["step"]), state)
-    facts = _snapshot_facts(path)
-    return Weights(path, facts["run"], int(facts["step"]), load_file(path))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunRefused(f"{path}: is not a checkpoint of a run ({error!r}); {REMEDY}") from error
 
 
 def _snapshot_facts(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, "pt") as file:
             facts = file.metadata() or {}
-        return {"run": facts["run"], "step": facts["step"]}
-    except (OSError, SafetensorError, KeyError) as error:
+        return {"run": facts["run"], "step": str(int(facts["step"]))}
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise RunRefused(f"{path}: cannot be read as a snapshot ({error}); remove it") from error
 
 

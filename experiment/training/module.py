@@ -60,6 +60,16 @@ class PretrainingModule(LightningModule):
         with self.autocast():
             return self.decoder(ids)
 
+    def features(self, ids: Tensor) -> Tensor:
+        """The decoder's, in the compute precision."""
+        with self.autocast():
+            return self.decoder.features(ids)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The decoder's, in the compute precision."""
+        with self.autocast():
+            return self.decoder.logits(features)
+
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         """`batch`: int64 [windows of this rank, context + 1]. Raises Diverged before an update with a
         gradient that is not finite; a loss that is not finite has no finite gradient."""
