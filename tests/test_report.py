@@ -416,7 +416,8 @@ def look_at(page: Path, act) -> list[str]:
         tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         tab.on("pageerror", lambda error: errors.append(str(error)))
         tab.goto(page.resolve().as_uri())
-        tab.wait_for_function("document.querySelectorAll('.js-plotly-plot').length > 0")
+        plots = "document.querySelectorAll('.js-plotly-plot .main-svg').length"
+        tab.wait_for_function(f"{plots} > 0 && {plots} >= document.querySelectorAll('.plotly-graph-div').length")
         act(tab)
         browser.close()
     return errors
@@ -454,5 +455,6 @@ def check_page(page: Path, report: dict) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
 def test_the_page_works_in_a_browser_without_a_network(tmp_path):
-    assert ask(f"points={PUBLIC}", f"out={tmp_path / 'out'}", "replicates=100").returncode == 0
+    table = shutil.copy(PUBLIC, tmp_path / ("a-long-name" * 10 + ".csv"))
+    assert ask(f"points={table}", f"out={tmp_path / 'out'}", "replicates=100").returncode == 0
     check_page(tmp_path / "out" / "index.html", json.loads((tmp_path / "out" / "report.json").read_text()))

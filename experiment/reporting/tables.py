@@ -119,7 +119,14 @@ def _transfer(rows: Sequence[dict[str, Any]], name: str, title: str) -> Table:
         "Stable points against stable points. Budgets are tokens of the language that is looked at, in either run. "
         "0 is neutral, above 0 the other language helps. Intervals name the sources of error that they cover."
     )
-    return Table(name, title, note, (*columns, "relative BTS", "its interval", "ATLAS BTS", "its interval "), out, rows)
+    return Table(
+        name,
+        title,
+        note,
+        (*columns, "relative BTS", "interval of relative", "ATLAS BTS", "interval of ATLAS"),
+        out,
+        rows,
+    )
 
 
 def _contrasts(rows: Sequence[dict[str, Any]], name: str, title: str) -> Table:
