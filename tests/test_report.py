@@ -15,8 +15,10 @@ import pytest
 
 from experiment.errors import ExperimentError
 from experiment.evaluation.findings import Findings, Settings
-from experiment.evaluation.points import Cell, points_from_runs
+from experiment.evaluation.points import Cell, points_from_runs, points_from_table
 from experiment.evaluation.scores import DocumentScores, scores_file, write_scores
+from experiment.reporting.figures import figures
+from experiment.reporting.page import headline
 
 PUBLIC = Path(__file__).parent / "reference" / "public_points.csv"
 BATCH, SCALE = 1000, 1e-6  # 1B nominal tokens are one update
@@ -243,6 +245,22 @@ def test_seeds_of_a_cell_are_averaged(runs):
     row = next(r for r in found(runs)["transfer"] if (r["lang"], r["condition"]) == ("de", "destarved"))
     assert row["seeds"] == [0, 1] and row["atlas"] == pytest.approx(0.25, abs=0.02)
     assert any("seeds" in i["covers"] for i in row["intervals"]["atlas"])
+
+
+def test_two_flavors_are_two_lines_and_two_sentences(tmp_path):
+    with open(PUBLIC, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    both = rows + [row | {n: row[n].replace("unigram", "other") for n in ("run", "tok")} for row in rows]
+    with open(tmp_path / "two.csv", "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(both)
+    report = Findings(points_from_table(tmp_path / "two.csv"), Settings((2e9,), 100)).report()
+    for figure in figures(report):
+        assert "nominal" not in figure.x_title, "a table's tokens are real"
+        for line in figure.lines:
+            assert line.x == sorted(set(line.x)), (figure.name, line.label)
+    assert [sentence.split(",")[1] for sentence in headline(report)] == [" other", " other", " unigram", " unigram"]
 
 
 def test_an_empty_place_and_cells_of_one_language(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment.matrix.languages import LANGUAGES
-from experiment.reporting.tables import MATCHING_NAMES
+from experiment.reporting.tables import MATCHING_NAMES, SCORE_NAMES
 
 # Okabe and Ito's palette: told apart by most colour-blind readers, on white and on black
 COLOURS = {"en": "#7f7f7f", "de": "#0072B2", "fr": "#E69F00", "ar": "#D55E00", "zh": "#009E73"}
@@ -86,38 +86,17 @@ def _loss(report: dict[str, Any], source: str, lang: str) -> Figure:
 def _transfer(report: dict[str, Any], source: str, matching: str, score: str) -> Figure:
     rows = [row for row in report["transfer_curves"] if (row["source"], row["matching"]) == (source, matching)]
     lines = []
-    for key, mine in _grouped(rows, lambda r: (r["partner"], r["condition"], r["variant"])):
-        if all(row[score] is None for row in mine):
-            continue
-        partner, condition, variant = key
-        low, high, says = _band([row["intervals"][score] for row in mine])
-        lines.append(
-            Line(
-                label=" ".join(filter(None, (f"en-{partner}", condition, variant))),
-                x=[row["budget"] for row in mine],
-                y=[row[score] for row in mine],
-                colour=COLOURS[partner],
-                dash=DASHES.get(condition, "dot"),
-                group=(f"en-{partner}", condition),
-                band=(low, high),
-                band_says=says,
-            )
-        )
-    name = {"relative": "relative BTS", "atlas": "ATLAS BTS"}[score]
+    for key, mine in _grouped(rows, lambda r: (r["mixture"], r["partner"], r["tok"], r["condition"], r["variant"])):
+        mixture, partner, tok, condition, variant = key
+        label = " ".join(filter(None, (mixture, tok, variant)))
+        look = (COLOURS[partner], DASHES.get(condition, "dot"))
+        values = [row[score] for row in mine]
+        lines += _curve(label, mine, values, [row["intervals"][score] for row in mine], look, (mixture, condition))
     note = (
         "0 is neutral, above 0 English helps. Gaps: censored, or outside the stable points; no band: an interval "
         "without a bound. Dashed: starved."
     )
-    title = f"Transfer to the partner language on {source} text, {MATCHING_NAMES[matching]}: {name}"
-    return Figure(
-        f"transfer_{score}_{matching}_{source}",
-        title,
-        note,
-        "nominal tokens of the partner language",
-        name,
-        lines,
-        True,
-    )
+    return _over_budgets(report, "transfer", "Transfer to the partner language", source, matching, score, note, lines)
 
 
 def _interaction(report: dict[str, Any], source: str, matching: str, score: str) -> Figure:
@@ -125,38 +104,41 @@ def _interaction(report: dict[str, Any], source: str, matching: str, score: str)
     rows = [row for row in report["interaction_curves"] if (row["source"], row["matching"], row["score"]) == place]
     lines = []
     for key, mine in _grouped(rows, lambda r: (tuple(r["same"]), tuple(r["cross"]), r["flavor"], r["variant"])):
-        if all(row["value"] is None for row in mine):
-            continue
         same, cross, flavor, variant = key
-        low, high, says = _band([row["intervals"] for row in mine])
-        partners = f"{{{', '.join(same)}}} - {{{', '.join(cross)}}}"
-        lines.append(
-            Line(
-                label=" ".join(filter(None, (flavor, partners, variant))),
-                x=[row["budget"] for row in mine],
-                y=[row["value"] for row in mine],
-                colour="#CC79A7" if mine[0]["designed"] else "#56B4E9",
-                dash="solid",
-                group=("", ""),
-                band=(low, high),
-                band_says=says,
-            )
-        )
-    name = {"relative": "relative BTS", "atlas": "ATLAS BTS"}[score]
+        label = " ".join(filter(None, (flavor, f"{{{', '.join(same)}}} - {{{', '.join(cross)}}}", variant)))
+        look = ("#CC79A7" if mine[0]["designed"] else "#56B4E9", "solid")
+        values = [row["value"] for row in mine]
+        lines += _curve(label, mine, values, [row["intervals"] for row in mine], look, ("", ""))
     note = (
         "Penalty for crossing scripts: under the starved minus under the destarved tokenizer. A second colour: the "
         "partners that are left where others are not measured, in both conditions."
     )
-    title = f"Interaction on {source} text, {MATCHING_NAMES[matching]}: {name}"
-    return Figure(
-        f"interaction_{score}_{matching}_{source}",
-        title,
-        note,
-        "nominal tokens of the partner language",
-        name,
-        lines,
-        True,
-    )
+    return _over_budgets(report, "interaction", "Interaction", source, matching, score, note, lines)
+
+
+def _curve(
+    label: str,
+    rows: list[dict[str, Any]],
+    values: list[float | None],
+    intervals: list[list[dict[str, Any]]],
+    look: tuple[str, str],
+    group: tuple[str, str],
+) -> list[Line]:
+    """A line over budgets with its band; none where no value is known. `look`: colour and dash."""
+    if all(value is None for value in values):
+        return []
+    low, high, says = _band(intervals)
+    budgets = [row["budget"] for row in rows]
+    return [Line(label, budgets, values, *look, group, band=(low, high), band_says=says)]
+
+
+def _over_budgets(
+    report: dict[str, Any], name: str, title: str, source: str, matching: str, score: str, note: str, lines: list[Line]
+) -> Figure:
+    what = SCORE_NAMES[score]
+    title = f"{title} on {source} text, {MATCHING_NAMES[matching]}: {what}"
+    place = f"{name}_{score}_{matching}_{source}"
+    return Figure(place, title, note, _budget_axis(report), what, lines, zero_line=True)
 
 
 def _budget_axis(report: dict[str, Any]) -> str:
