@@ -426,8 +426,13 @@ def _points_of_run(
         science, langs, tok, end_step = record["science"], record["langs"], record["tok_name"], record["end_step"]
         cell = Cell(mixture_name(langs), tok, record["seed"], record["variant"])
         scale, fingerprints = science["scale.token_scale"], record["fingerprints"]
+        shown = (record["name"], record["scale"], record["kind"], science["batch.tokens"])
+        shown += tuple(record["schedule"][f"{length}_tokens"] for length in ("warmup", "stable", "decay"))
+        shown += (record["schedule"]["peak_lr"],)
     except (KeyError, TypeError) as error:
         raise RunRefused(f"run.json is not of a run ({error})") from error
+    if None in shown:
+        raise RunRefused("run.json is not of a run (a setting is null)")
     if unknown := [lang for lang in langs if lang not in LANGUAGES]:
         raise RunRefused(f"run.json names the language {unknown[0]!r}, which is not known")
     evidence.runs.append(record | {"state": state})
