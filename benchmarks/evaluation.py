@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 import torch
 
 from experiment.config.compose import compose
-from experiment.data.corpus import corpus, parallel_segments
+from experiment.data.corpus import corpus
+from experiment.data.parallel import parallel_segments
 from experiment.evaluation.bpb import document_nll
 from experiment.evaluation.sources import documents
 from experiment.tokenizers.tokenizer import load_tokenizer, tokenizer_artifact

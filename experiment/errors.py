@@ -1,5 +1,7 @@
 """Errors that a user can mend: one clear line on stderr, exit code not 0, no traceback."""
 
+from pathlib import Path
+
 
 class ExperimentError(Exception):
     """Something the user asked for cannot be done; the message says what would be right."""
@@ -17,6 +19,14 @@ class ConfigError(ExperimentError):
 
 class RunRefused(ExperimentError):
     """A run directory, a checkpoint or an artifact does not belong to what was asked for."""
+
+
+class Missing(RunRefused):
+    """Something that runs read is not there, and was not to be built. `place` is where it will be, if it has one."""
+
+    def __init__(self, message: str, place: Path | None = None):
+        super().__init__(message)
+        self.place = place
 
 
 class RunLive(RunRefused):

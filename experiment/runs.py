@@ -131,12 +131,14 @@ def _status_text(records: list[dict[str, Any]]) -> str:
 
 
 def _plan_text(report: dict[str, Any]) -> str:
-    rows = [("run", "kind", "tokens", "FLOPs", "GPU-hours", "epochs", "checkpoints")]
+    rows = [("run", "kind", "tokens", "text", "FLOPs", "GPU-hours", "epochs", "checkpoints")]
     for r in report["runs"]:
         epochs = " ".join(f"{lang} {n:.2f}" for lang, n in r["epochs"].items() if n is not None)
         hours = _hours(r["gpu_hours"])
         disk = f"{r['checkpoint_bytes'] / 1e9:.2f} GB"
-        rows.append((r["name"], r["kind"], f"{r['tokens'] / 1e9:g}B", f"{r['flops']:.3g}", hours, epochs, disk))
+        known = [size for size in r["text_bytes"].values() if size is not None]
+        text = f"{sum(known) / 1e9:.3g} GB" if len(known) == len(r["text_bytes"]) else "?"
+        rows.append((r["name"], r["kind"], f"{r['tokens'] / 1e9:g}B", text, f"{r['flops']:.3g}", hours, epochs, disk))
     rate = (
         "unknown: give tok_per_s, or mfu and device"
         if report["tok_per_s"] is None

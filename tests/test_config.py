@@ -20,7 +20,7 @@ MISTAKES = {
     "key forced in with +": (["+model.n_layer=3"], "model.n_layer: there is no such setting; did you mean layers?"),
     "top-level key forced in with ++": (["++x=1"], "x: there is no such setting"),
     "wrong type": (["model.dim=wide"], "model.dim: Value 'wide' of type 'str' could not be converted to Integer"),
-    "flavor of a later version": (["tok=pa_destarved"], "tok.flavor: pa is not part of this version yet"),
+    "parity without parallel text": (["tok=pa_destarved", "data.parallel=null"], "tok.flavor: pa balances languages"),
     "flavor that cannot exist": (["tok.flavor=pa", "tok.condition=starved"], "tok: pa_starved cannot exist"),
     "cooldown without budget": (["mixture=en-fr", "schedule=cooldown_30b"], "mixture en-fr has a budget of 3e+10"),
     "batch and context": (
@@ -107,10 +107,10 @@ def test_every_choice_composes():
 
 
 def test_the_cluster_config_is_the_main_scale():
-    files = [f"data.files.{lang}=x" for lang in ("en", "de", "fr", "ar", "zh")]
-    config = compose(files, config_name="cluster").config
+    config = compose(config_name="cluster").config
     assert (config.scale.name, config.trainer.accelerator, config.batch.tokens) == ("main", "gpu", 2**20)
-    assert compose([*files, "scale=pilot"], config_name="cluster").config.scale.name == "pilot"
+    assert (config.data.corpus, config.data.missing) == ("fineweb", "error")
+    assert compose(["scale=pilot"], config_name="cluster").config.scale.name == "pilot"
 
 
 @pytest.mark.parametrize("scale, millions", [("tiny", 1.85), ("pilot", 288.4), ("main", 1090.6)])

@@ -16,11 +16,14 @@ import pytest
 from experiment.config.compose import compose
 from experiment.config.schema import Data
 from experiment.data.artifacts import Artifact, artifact
-from experiment.data.corpus import corpus, is_holdout, parallel_segments, read_split
+from experiment.data.corpus import corpus, is_holdout, read_split
+from experiment.data.parallel import parallel_segments
 from experiment.data.prepare import prepare
 from experiment.data.shards import TokenStream
 from experiment.errors import ExperimentError, RunRefused
-from experiment.tokenizers.sample import destarved_amounts, temperature_amounts, training_text
+from experiment.matrix.languages import LANGUAGES
+from experiment.tokenizers.amounts import destarved_amounts, temperature_amounts
+from experiment.tokenizers.sample import training_text
 from experiment.tokenizers.tokenizer import BOS, EOS, load_tokenizer
 
 EMBEDDED = compose().config.data
@@ -188,8 +191,8 @@ def test_shards_hold_every_document_between_bos_and_eos(launcher):
     prepared = prepare(config)
     tokenizer = load_tokenizer(prepared.tokenizer)
     found = prepared.shards["ar"]
-    tokens = np.concatenate([np.fromfile(p, dtype=np.uint16) for p in sorted(found.path.glob("shard_*.bin"))])
-    documents = np.load(found.path / "documents.npy")
+    tokens = np.concatenate([np.fromfile(p, dtype=np.uint16) for p in sorted(found.path.glob("part-*/shard.bin"))])
+    documents = np.load(found.path / "part-00000" / "documents.npy")
     texts = [text for _, text in read_split(prepared.corpora["ar"], "train")]
     assert len(texts) == len(documents) == found.facts["docs"]
     position = 0
@@ -205,7 +208,8 @@ def test_shards_hold_every_document_between_bos_and_eos(launcher):
 def test_windows_read_across_shard_borders_and_leave_no_token_out(tmp_path):
     tokens = np.arange(1000, dtype=np.uint16)
     for number, (start, stop) in enumerate(((0, 300), (300, 317), (317, 1000))):
-        tokens[start:stop].tofile(tmp_path / f"shard_{number:05d}.bin")
+        (tmp_path / f"part-{number:05d}").mkdir()
+        tokens[start:stop].tofile(tmp_path / f"part-{number:05d}" / "shard.bin")
     stream = TokenStream(Artifact(tmp_path, "", {"tokens": 1000, "shards": [300, 17, 683]}))
     for context in (7, 64, 333, 999):
         windows = [stream.window(i, context) for i in range(stream.windows(context))]
@@ -218,8 +222,11 @@ def test_windows_read_across_shard_borders_and_leave_no_token_out(tmp_path):
 
 
 def test_destarved_amounts_hold_equal_content():
-    amounts = destarved_amounts({"en": 1000, "ar": 1000, "zh": 10**6})
-    assert amounts == {"en": 624, "ar": 1000, "zh": 578}
+    premiums = {lang: language.byte_premium for lang, language in LANGUAGES.items()}
+    available = {"en": 1000, "ar": 1000, "zh": 10**6}
+    assert destarved_amounts(available, premiums) == {"en": 624, "ar": 1000, "zh": 578}
+    assert destarved_amounts(available, premiums, 352.6) == {"en": 100, "ar": 160, "zh": 92}
+    assert destarved_amounts(available, dict.fromkeys(premiums, 1.0)) == dict.fromkeys(available, 1000)
 
 
 def test_temperature_sampling_is_nearly_uniform_and_gives_shortfalls_to_the_others():
@@ -241,10 +248,10 @@ def test_starved_and_destarved_text_have_the_same_size_and_no_holdout(artifacts)
         held = {
             line for found in corpora.values() for _, text in read_split(found, "holdout") for line in text.splitlines()
         }
-        texts, facts = training_text(config, corpora)
+        texts, facts = training_text(config, corpora, None)
         sizes[condition] = sum(facts["bytes"].values())
         assert len(facts["bytes"]) == (471 if condition == "starved" else 5)
-        whole = {text.rstrip("\r\n") for text in texts}
+        whole = {text.rstrip("\r\n") for read in texts.values() for text in read()}
         assert not {line for line in held if len(line) > 200} & whole
     assert sizes["starved"] == pytest.approx(sizes["destarved"], rel=0.02)
 
@@ -276,9 +283,9 @@ def test_columns_of_no_interest_may_hold_anything(tmp_path):
 
 def test_shards_overwritten_with_other_content_of_equal_size_are_refused(launcher, tmp_path):
     config = launcher.compose("mixture=zh", f"paths.artifacts={tmp_path}/own").config
-    (shard,) = prepare(config).shards["zh"].path.glob("shard_*.bin")
+    (shard,) = prepare(config).shards["zh"].path.glob("part-*/shard.bin")
     shard.write_bytes(b"\x05\x00" * (shard.stat().st_size // 2))
-    with pytest.raises(RunRefused, match=r"shard_00000\.bin does not have the content it was made with"):
+    with pytest.raises(RunRefused, match=r"part-00000/shard\.bin does not have the content it was made with"):
         prepare(config)
 
 
@@ -286,3 +293,48 @@ def test_shards_overwritten_with_other_content_of_equal_size_are_refused(launche
 def test_what_is_no_regular_file_is_refused(path, tmp_path):
     with pytest.raises(ExperimentError, match=r"no file matches|not a regular file"):
         corpus(local(Path(path)), "en", tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["gz", "xz", "zst", "bz2"])
+def test_a_compressed_file_that_was_cut_short_is_refused_by_name(tmp_path, ending):
+    import bz2
+    import gzip
+    import lzma
+
+    import zstandard
+
+    compress = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.compress, "bz2": bz2.compress}[ending]
+    content = compress("".join(json.dumps({"text": f"text {i} {i**7}"}) + "\n" for i in range(3000)).encode())
+    path = tmp_path / f"en.jsonl.{ending}"
+    path.write_bytes(content)
+    assert corpus(local(path), "en", tmp_path / "whole").facts["train"]["docs"] > 2000
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ExperimentError, match=rf"data\.files\.en: .*en\.jsonl\.{ending}") as caught:
+        corpus(local(path), "en", tmp_path / "artifacts")
+    assert "\n" not in str(caught.value)
+    assert not [p for p in (tmp_path / "artifacts").rglob("*") if p.is_file() and p.suffix != ".lock"]
+
+
+def test_all_frames_of_a_zstd_file_are_read(tmp_path):
+    import zstandard
+
+    lines = [json.dumps({"text": f"قصة {i}\r\n終 {i**9}"}, ensure_ascii=False) + "\n" for i in range(400)]
+    frames = [zstandard.compress("".join(lines[i : i + 7]).encode()) for i in range(0, 400, 7)]
+    (tmp_path / "en.jsonl.zst").write_bytes(b"".join(frames))
+    (tmp_path / "en.jsonl").write_text("".join(lines))
+    zipped, plain = (corpus(local(tmp_path / f"en.jsonl{end}"), "en", tmp_path / f"a{end}") for end in (".zst", ""))
+    assert list(read_split(zipped, "train")) == list(read_split(plain, "train"))
+    for i in range(30):
+        (tmp_path / f"{i}.txt.zst").write_bytes(zstandard.compress(f"eins {i}\r\nzwei".encode()))
+    texts = corpus(local(tmp_path / "*.txt.zst"), "en", tmp_path / "t")
+    assert "eins 7\nzwei" in {text for split in ("train", "holdout") for _, text in read_split(texts, split)}
+
+
+def test_a_document_of_100_megabytes_is_left_out_named_and_counted(tmp_path):
+    with open(tmp_path / "en.jsonl", "w") as file:
+        file.writelines(json.dumps({"text": f"short {i}"}) + "\n" for i in range(40))
+        file.write(json.dumps({"text": "long " * 20_000_000}) + "\n")
+        file.writelines(json.dumps({"text": f"after {i}"}) + "\n" for i in range(40))
+    facts = corpus(local(tmp_path / "en.jsonl"), "en", tmp_path / "artifacts").facts
+    assert facts["train"]["docs"] + facts["holdout"]["docs"] == 80
+    assert facts["too_long"] == 1 and facts["skipped"] == ["document 40 of en.jsonl: too_long, 100000000 bytes"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiment.data.artifacts import recorded_artifact
-from experiment.data.corpus import parallel_segments
+from experiment.data.parallel import parallel_segments
 from experiment.evaluation.bpb import document_nll, scores_of
 from experiment.evaluation.sources import documents
 from experiment.model.decoder import Decoder

@@ -97,7 +97,7 @@ def test_scripts_can_be_written_without_a_cluster(launcher):
         (["hydra.sweeper.only_30b=maybe"], "must be true or false"),
         (["hydra.sweeper.n_jobs=1.5"], "must be a whole number"),
         (["hydra.launcher.n_jobs=1"], "hydra.sweeper.where"),
-        (["hydra.sweeper.flavor=pa"], "not part of this version"),
+        (["hydra.sweeper.flavor=pa"], "pa_starved cannot exist"),
         (["tok=bl_starved,bl_starfed"], "no run of the matrix has 'bl_starfed'; did you mean bl_starved?"),
         (["seed=glob(*)"], "no finite list"),
         (["data.files.en=nowhere.jsonl"], "no file matches nowhere.jsonl"),

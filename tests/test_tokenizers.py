@@ -1,6 +1,7 @@
 """Tokenizers give back every byte, and the starved one is starved."""
 
 import json
+import re
 import unicodedata
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiment.config.compose import compose
-from experiment.data.corpus import corpus, parallel_segments
+from experiment.data.corpus import corpus, read_split
+from experiment.data.parallel import parallel_segments
 from experiment.errors import ExperimentError
 from experiment.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_artifact
 
@@ -106,3 +108,35 @@ def test_learning_is_repeatable_and_too_little_text_is_an_error(artifacts, tmp_p
     corpora = {"en": corpus(few.config.data, "en", tmp_path)}
     with pytest.raises(ExperimentError, match=r"tok\.vocab_size: got 600, but .* yield only"):
         tokenizer_artifact(few.config, corpora, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tok", ["bl_starved", "bl_destarved", "unigram_starved", "unigram_destarved", "pa_destarved"])
+def test_at_65536_entries_the_embedded_text_is_too_small_or_every_text_comes_back(tok, artifacts, tmp_path):
+    """Every flavor at full size, or as far as the embedded text goes; then asking for more says how far."""
+    config = compose([f"tok={tok}", "tok.vocab_size=65536", f"paths.artifacts={artifacts}"]).config
+    corpora = {lang: corpus(config.data, lang, artifacts) for lang in config.tok.langs}
+    try:
+        found = tokenizer_artifact(config, corpora, artifacts)
+    except ExperimentError as error:
+        reached = re.search(r"tok\.vocab_size: got 65536, but \d+ bytes of text yield only (\d+) entries", str(error))
+        assert reached, error
+        config.tok.vocab_size = int(reached[1])
+        found = tokenizer_artifact(config, corpora, artifacts)
+    tokenizer = load_tokenizer(found)
+    print(f"\n{tok}: {tokenizer.vocab_size:,} entries from {sum(found.facts['bytes'].values()):,} bytes")
+    assert tokenizer.vocab_size == config.tok.vocab_size > 10_000
+    vocabulary = tokenizer._tokenizer.get_vocab()
+    assert sorted(vocabulary.values()) == list(range(tokenizer.vocab_size))
+    for text in BY_HAND.values():
+        assert_lossless(tokenizer, text)
+    for lang in corpora:
+        for _, text in read_split(corpora[lang], "holdout"):
+            assert_lossless(tokenizer, text)
+
+    @given(text=st.text())
+    @settings(deadline=None, max_examples=500)
+    def any_text(text):
+        assert_lossless(tokenizer, text)
+
+    any_text()

@@ -18,8 +18,7 @@ from experiment.schedule import DECAY_SHAPES, Schedule, steps_of_marks
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 RESERVED_NAMES = ("artifacts", "sweeps", "reports")
-AVAILABLE_FLAVORS = ("bl",)
-PLANNED_FLAVORS = ("unigram", "pa")
+FLAVORS = ("bl", "unigram", "pa")
 
 
 def to_config(cfg: DictConfig, schema: type) -> Any:
@@ -173,10 +172,16 @@ def _tok_problems(c: Config) -> Iterator[str]:
     yield from _one_of("tok.condition", tok.condition, ("starved", "destarved"))
     if (tok.flavor, tok.condition) == ("pa", "starved"):
         yield "tok: pa_starved cannot exist: parity-aware BPE needs aligned text in every language; use pa_destarved"
-    elif tok.flavor in PLANNED_FLAVORS:
-        yield f"tok.flavor: {tok.flavor} is not part of this version yet; available: bl_starved, bl_destarved"
     else:
-        yield from _one_of("tok.flavor", tok.flavor, AVAILABLE_FLAVORS)
+        yield from _one_of("tok.flavor", tok.flavor, FLAVORS)
+    yield from _one_of("tok.match", tok.match, ("content", "bytes"))
+    yield from _one_of("tok.byte_premium", tok.byte_premium, ("table", "parallel"))
+    yield from _at_least("tok.parity_window", tok.parity_window, 1)
+    yield from _at_least("tok.parity_alpha", tok.parity_alpha, 1)
+    if tok.byte_premium == "parallel" and c.data.parallel is None:
+        yield "tok.byte_premium: parallel, but data.parallel is null; use tok.byte_premium=table"
+    if tok.flavor == "pa" and c.data.parallel is None:
+        yield "tok.flavor: pa balances languages on parallel text, but data.parallel is null; name a file"
     if not 260 <= tok.vocab_size <= 65536:
         yield f"tok.vocab_size: got {tok.vocab_size}; must be in 260 (bytes and special tokens) .. 65536 (uint16)"
     yield from _at_least("tok.temperature", tok.temperature, 1)
@@ -215,17 +220,36 @@ def _data_problems(c: Config) -> Iterator[str]:
     yield from _one_of("branch.missing", c.branch.missing, ("train", "error"))
     if not 0 < data.holdout_fraction < 1:
         yield f"data.holdout_fraction: got {data.holdout_fraction:g}; must be between 0 and 1"
-    for lang in data.files:
-        if lang not in LANGUAGES:
-            yield f"data.files.{lang}: unknown language; {hint(lang, list(LANGUAGES))}"
+    for setting, given in (("files", data.files), ("hub", data.hub), ("budget_bytes", data.budget_bytes)):
+        for lang in given:
+            if lang not in LANGUAGES:
+                yield f"data.{setting}.{lang}: unknown language; {hint(lang, list(LANGUAGES))}"
+    for lang, specs in data.hub.items():
+        if data.files.get(lang):
+            yield f"data.hub.{lang}: set, and data.files.{lang} as well; a corpus has one kind of source"
+        if not specs or any("/" not in spec for spec in specs):
+            yield f"data.hub.{lang}: got {specs}; must be a list of OWNER/NAME/CONFIG[@REVISION] or DIRECTORY/CONFIG"
+    if data.hub and data.holdout_by == "id":
+        yield "data.holdout_by: got 'id'; documents of the hub are split by their text"
+    for lang, amount in data.budget_bytes.items():
+        yield from _at_least(f"data.budget_bytes.{lang}", amount, 0, strictly=True)
+    yield from _at_least("data.sample_bytes", data.sample_bytes, 1)
+    yield from _at_least("data.max_document_bytes", data.max_document_bytes, 1)
+    yield from _at_least("data.world_languages", data.world_languages, len(c.tok.langs) + 1)
+    if data.hub and data.sample_bytes is None:
+        yield "data.sample_bytes: null, but the hub has no end; say how much text a vocabulary is learned from"
+    if data.flores and data.parallel is None:
+        yield "data.flores: true, but data.parallel is null; name the file that FLORES+ is kept in"
     needed = dict.fromkeys(c.mixture.langs, "the mixture trains on it")
     for lang in c.tok.langs:
         needed.setdefault(lang, f"the tokenizers' amount is set by tok.langs={c.tok.langs}")
     for lang, why in needed.items():
-        if lang in LANGUAGES and not data.files.get(lang):
+        if lang in LANGUAGES and not data.files.get(lang) and lang not in data.hub:
             yield f"data.files: nothing for {lang!r}, but {why}; set data.files.{lang}=FILE"
-    if c.tok.condition == "starved" and data.world is None:
+    if c.tok.condition == "starved" and data.world is None and data.world_hub is None:
         yield "data.world: null, but a starved tokenizer is learned from it; name a jsonl of `lang`, `text`"
+    if data.world is not None and data.world_hub is not None:
+        yield "data.world_hub: set, and data.world as well; the world's text has one source"
 
 
 def _schedule_problems(c: Config) -> Iterator[str]:
@@ -306,10 +330,6 @@ def check_batch_divides(config: Config, world_size: int) -> None:
 
 
 def check_flavor(flavor: str, setting: str) -> None:
-    """Raises ConfigError for a tokenizer flavor that there is not, or not yet."""
-    if flavor in PLANNED_FLAVORS:
-        available = ", ".join(AVAILABLE_FLAVORS)
-        raise ConfigError([f"{setting}: {flavor!r} is not part of this version yet; available: {available}"])
-    if flavor not in AVAILABLE_FLAVORS:
-        known = [*AVAILABLE_FLAVORS, *PLANNED_FLAVORS]
-        raise ConfigError([f"{setting}: there is no flavor {flavor!r}; {hint(str(flavor), known)}"])
+    """Raises ConfigError for a tokenizer flavor that there is not."""
+    if flavor not in FLAVORS:
+        raise ConfigError([f"{setting}: there is no flavor {flavor!r}; {hint(str(flavor), list(FLAVORS))}"])

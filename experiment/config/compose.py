@@ -12,7 +12,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiment.config.check import check, to_config
 from experiment.config.help import described
-from experiment.config.schema import Config, EvaluateConfig, ExportConfig, ReportConfig, RunsConfig
+from experiment.config.schema import (
+    Config,
+    EvaluateConfig,
+    ExportConfig,
+    PrepareConfig,
+    ReportConfig,
+    RunsConfig,
+    TokenizersConfig,
+)
 from experiment.errors import ConfigError
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -39,9 +47,11 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=Config)
     store.store(name="runs_schema", node=RunsConfig)
+    store.store(name="prepare_schema", node=PrepareConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)
     store.store(name="report_schema", node=ReportConfig)
     store.store(name="export_schema", node=ExportConfig)
+    store.store(name="tokenizers_schema", node=TokenizersConfig)
     OmegaConf.register_new_resolver("described", described, replace=True)
     OmegaConf.register_new_resolver("asset", lambda path: str(PACKAGE / "assets" / path), replace=True)
 

@@ -22,7 +22,7 @@ class Mixture:
 @dataclass
 class Tok:
     flavor: str = MISSING
-    """Algorithm: `bl` is byte-level BPE."""
+    """Algorithm: `bl` byte-level BPE, `unigram` with byte fallback, `pa` parity-aware BPE."""
     condition: str = MISSING
     """`starved`: vocabulary learned over the world's languages; `destarved`: over `langs` only."""
     vocab_size: int = MISSING
@@ -31,6 +31,14 @@ class Tok:
     """Study languages: what a destarved vocabulary is learned from, in content-matched amounts."""
     temperature: float = 100.0
     """T of the starved sample: a language of n bytes gets a share proportional to n^(1/T)."""
+    match: str = "content"
+    """What a destarved sample holds equally much of in each language: `content` (by byte premium) or `bytes`."""
+    byte_premium: str = "table"
+    """Bytes for the same content: the `table` of FLORES+, or as measured on the `parallel` text of the data."""
+    parity_window: int | None = None
+    """`pa`: languages that had more than their share of that many last merges wait (Foroutan et al.); null: none do."""
+    parity_alpha: float = 2.0
+    """`pa` with a window: how many times its even share of the merges a language may have."""
 
 
 @dataclass
@@ -151,10 +159,24 @@ class Data:
     """Per language: a file or glob of jsonl, parquet or text, compressed or not; null where there is none."""
     text_column: str = "text"
     """Column that holds the document."""
+    hub: dict[str, list[str]] = field(default_factory=dict)
+    """Per language, instead of files: data sets of the hub, OWNER/NAME/CONFIG[@REVISION], each topping up the last."""
+    budget_bytes: dict[str, float | None] = field(default_factory=dict)
+    """Training text wanted from the hub per language, in UTF-8 bytes; null: what the matrix needs at this scale."""
+    sample_bytes: float | None = None
+    """UTF-8 bytes of text that a vocabulary is learned from; null: all there is."""
+    max_document_bytes: int = 5_000_000
+    """Longer documents are left out, and counted."""
     parallel: str | None = None
     """jsonl of aligned segments with `id` and one column per language; null: none are scored."""
+    flores: bool = False
+    """`parallel` is FLORES+, fetched there by experiment.prepare and known by its counts."""
     world: str | None = None
     """jsonl of `lang`, `text`: the languages a starved vocabulary is learned over."""
+    world_hub: str | None = None
+    """Instead: a data set of the hub with a configuration per language, OWNER/NAME[@REVISION] or a directory."""
+    world_languages: int = 419
+    """Languages of the starved sample: the study's, and the largest others of `world_hub`."""
     holdout_by: str = "text"
     """Which field's hash decides the holdout: `id` where ids are parallel across languages, else `text`."""
     holdout_fraction: float = 0.05
@@ -221,6 +243,31 @@ class Config:
     """Seed of the weights."""
     data_seed: int = "${seed}"  # type: ignore[assignment]
     """Seed of the sample order; follows `seed` unless set."""
+
+
+@dataclass
+class PrepareData(Data):
+    """The data of a run, or of one language."""
+
+    lang: str | None = None
+    """Prepare this language only; null: those of the mixture, or with all=true of the matrix."""
+
+
+@dataclass
+class PrepareConfig(Config):
+    """Staging of what runs read: settings of a run, and how much of it."""
+
+    data: PrepareData = field(default_factory=PrepareData)
+    all: bool = False
+    """For every mixture and both conditions of the flavor (tok.flavor), not for the one run."""
+    until: str = "shards"
+    """The last stage: `text` to learn from, `tokenizer`, `corpus`, `shards`."""
+    dry_run: bool = False
+    """Only show what exists, what is missing and what it will cost."""
+    workers: int | None = None
+    """Processes that download, split and encode; null: one per core."""
+    output: str = "table"
+    """`table`, or `json`: nothing but JSON on stdout."""
 
 
 @dataclass
@@ -325,3 +372,17 @@ class ExportConfig:
     out: str | None = None
     """Directory of the model; null: <run>/export/<checkpoint>."""
     paths: Paths = field(default_factory=Paths)
+
+
+@dataclass
+class TokenizersConfig(Config):
+    """The analysis of the tokenizers: settings of a run, and what to compare."""
+
+    flavor: str = "bl"
+    """Tokenizer flavor whose conditions are compared; `pa`, which has one, is compared with those of `bl`."""
+    gate: float = 1.1
+    """Starved tokens per destarved token, for the same text, that every study language must reach."""
+    output: str = "table"
+    """`table`, or `json`: nothing but JSON on stdout."""
+    out: str | None = None
+    """Directory of the analysis; null: <paths.runs>/reports/tokenizers-<scale>-<flavor>."""

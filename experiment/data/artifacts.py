@@ -8,15 +8,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from experiment.errors import RunRefused
+from experiment.errors import Missing, RunRefused
 from experiment.run_directory import sync_directory, write_atomically
 
 MANIFEST = "manifest.json"
@@ -49,25 +49,32 @@ def artifact(
     inputs: dict[str, Any],
     build: Callable[[Path], dict[str, Any]],
     may_build: bool = True,
+    resumable: bool = False,
 ) -> Artifact:
     """The artifact for these inputs, built by `build(directory) -> facts` if it is missing.
 
-    Two processes that want the same one wait for each other. Raises RunRefused if it is missing and
-    may not be built, or if its files are not those that its manifest lists.
+    Two processes that want the same one wait for each other. What a `resumable` build leaves when it is stopped is
+    given to the next one. Raises RunRefused if it is missing and may not be built, or if its files are not those that
+    its manifest lists.
     """
     fingerprint = fingerprint_of(kind, inputs)
     place = root / kind / f"{name}-{fingerprint[:12]}"
     if (found := _open(place, fingerprint)) is not None:
         return found
     if not may_build:
-        raise RunRefused(f"{place}: this artifact is missing, and data.missing=error; build it with data.missing=build")
+        raise Missing(
+            f"{place}: this artifact is missing, and data.missing=error; first run python -m experiment.prepare with "
+            "the same settings",
+            place,
+        )
     place.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(place.parent / f".{place.name}.lock"):
+    with _alone(place):
         if (found := _open(place, fingerprint)) is not None:
             return found
-        beside = place.parent / f".{place.name}.building"
-        shutil.rmtree(beside, ignore_errors=True)  # left by a process that died; the lock says nobody is at it
-        beside.mkdir()
+        beside = building(place)
+        if not resumable:
+            shutil.rmtree(beside, ignore_errors=True)  # left by a process that died; the lock says nobody is at it
+        beside.mkdir(exist_ok=True)
         print(f"building {kind}/{place.name}", flush=True)
         try:
             facts = build(beside)
@@ -80,16 +87,43 @@ def artifact(
                 "files": {rel: {"bytes": p.stat().st_size, "sha256": checksum(p)} for rel, p in files.items()},
             }
             for p in files.values():
-                _force_to_disk(p)
+                force_to_disk(p)
             write_atomically(beside / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
             os.rename(beside, place)
             sync_directory(place.parent)
         except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
+            if not resumable:
+                shutil.rmtree(beside, ignore_errors=True)
             raise
     found = _open(place, fingerprint)
     assert found is not None
     return found
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Hold the right to build at a place; another process that has it is waited for."""
+    lock = FileLock(place.parent / f".{place.name}.lock")
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        print(f"waiting for {place.parent.name}/{place.name}, which another process builds", flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def building(place: Path) -> Path:
+    """Where the artifact of this place is made before it is renamed into it."""
+    return place.parent / f".{place.name}.building"
+
+
+def find_artifact(root: Path, kind: str, name: str, inputs: dict[str, Any]) -> Artifact | None:
+    """The artifact for these inputs if it is there. Raises RunRefused if it is damaged."""
+    fingerprint = fingerprint_of(kind, inputs)
+    return _open(root / kind / f"{name}-{fingerprint[:12]}", fingerprint)
 
 
 def recorded_artifact(root: Path, kind: str, fingerprint: str) -> Artifact:
@@ -122,6 +156,8 @@ def _verify(place: Path, files: dict[str, dict[str, Any]]) -> None:
     """Compare sizes and checksums with the manifest; files that have not changed since are not read again."""
     stamp_file = place / VERIFIED
     stamps = json.loads(stamp_file.read_text(encoding="utf-8")) if stamp_file.exists() else {}
+    if foreign := sorted(path.name for path in place.rglob("*") if _is_foreign(path, place, files)):
+        raise ValueError(f"{foreign[0]} is not part of it")
     seen = {}
     for rel, said in files.items():
         facts = (place / rel).stat()
@@ -135,6 +171,11 @@ def _verify(place: Path, files: dict[str, dict[str, Any]]) -> None:
             write_atomically(stamp_file, json.dumps(seen) + "\n")
 
 
-def _force_to_disk(path: Path) -> None:
+def _is_foreign(path: Path, place: Path, files: dict[str, Any]) -> bool:
+    own = path.name in (MANIFEST, VERIFIED) or path.name.startswith(f".{VERIFIED}") or path.name.startswith(".nfs")
+    return path.is_file() and not own and str(path.relative_to(place)) not in files
+
+
+def force_to_disk(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())

@@ -1,238 +1,336 @@
-"""Corpora: documents of one language, split into training text and holdout by hash, without duplicates."""
+"""Corpora: documents of one language, split into training text and holdout by hash, without duplicates.
 
-import glob
+A corpus is made in parts, a part from each source file (all text files are one), and put together in their order:
+`part-00000/train.parquet` and so on, with the numbers of the rows that repeat another document in `repeated.npy` beside
+it where there are such, and one `holdout.parquet`.
+"""
+
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from experiment.config.schema import Data
 from experiment.data.artifacts import Artifact, artifact, checksum
+from experiment.data.files import raw_documents, reader_of, source_files
+from experiment.data.parts import Advance, build_parts
+from experiment.data.sources import Pinned, SourceFile, read_column
 from experiment.errors import ExperimentError
+from experiment.run_directory import write_atomically
 
 BATCH = 1024
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string())])
-READERS = {"jsonl": "json", "json": "json", "parquet": "parquet", "txt": "text", "text": "text"}
-COMPRESSIONS = ("gz", "xz", "zst", "bz2")
+NAMED = 5  # skipped documents of a kind that are named, per part
+FACTS = "facts.json"  # while a corpus is being made
 
 
 def is_holdout(key: str, fraction: float) -> bool:
     """Whether the document with this id (or text) is held out: a fixed function of the key alone."""
-    return int.from_bytes(hashlib.sha256(key.encode("utf-8")).digest()[:8], "big") < fraction * 2**64
+    return _in_holdout(hashlib.sha256(key.encode("utf-8")).digest(), fraction)
 
 
-def corpus(data: Data, lang: str, root: Path) -> Artifact:
-    """`train.parquet` and `holdout.parquet` (columns id, text) of one language.
+def _in_holdout(digest: bytes, fraction: float) -> bool:
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
-    The hash that splits is over the id where ids are parallel across languages, so that no
-    translation of a holdout document is trained on. Raises ExperimentError for files that are
-    missing, of unknown type, without the column, or not UTF-8.
+
+@dataclass(frozen=True)
+class CorpusPart:
+    """What a part is made from, and by which rules."""
+
+    data: Data
+    lang: str
+    source: SourceFile | tuple[Path, ...]
+    limit: int | None = None
+    """UTF-8 bytes of training text after which reading stops."""
+
+
+def corpus(data: Data, lang: str, root: Path, workers: int = 1) -> Artifact:
+    """The corpus of one language from `data.files`, made if it is missing.
+
+    Facts: `train` and `holdout` (documents and UTF-8 bytes), and what was left out (`duplicates`, `empty`, `too_long`,
+    `not_utf8`). The hash that splits is over the id where ids are parallel across languages, so that no translation
+    of a holdout document is trained on. Raises ExperimentError for files that are missing, damaged, of unknown type,
+    without the column, or not UTF-8.
     """
     paths = source_files(data, lang)
-    inputs = {
+    inputs = _rules(data, lang) | {"files": [[reader_of(path, f"data.files.{lang}"), checksum(path)] for path in paths]}
+    jobs = _local_parts(data, lang, paths)
+    name = f"{data.corpus}-{lang}"
+
+    def build(out: Path) -> dict[str, Any]:
+        facts = _build(jobs, out, None, workers, f"corpora {name}")
+        _require_documents(facts, f"data.files.{lang}", data.holdout_fraction)
+        return facts
+
+    return artifact(root, "corpora", name, inputs, build, data.missing == "build")
+
+
+def hub_corpus(data: Data, lang: str, root: Path, pinned: Pinned, workers: int, sample: bool = False) -> Artifact:
+    """The corpus from pinned files of `data.hub`: whole files in their order until the budget is reached.
+
+    A `sample` is drawn in equal shares across many files instead of from the first ones whole. Facts as of `corpus`,
+    and whether the sources were `exhausted` before the budget was reached. Stopped at any point, it is gone on with.
+    """
+    name = f"{data.corpus}-{'sample-' if sample else ''}{lang}"
+    inputs = _rules(data, lang) | pinned.identity | ({"drawn": "across files"} if sample else {})
+
+    def build(out: Path) -> dict[str, Any]:
+        if sample:
+            return _build_sample(data, lang, pinned, out, workers, name)
+        jobs = [CorpusPart(data, lang, file) for file in pinned.files]
+        facts = _build(jobs, out, pinned.budget_bytes, workers, f"corpora {name}")
+        _require_documents(facts, f"data.hub.{lang}", data.holdout_fraction)
+        return facts
+
+    return artifact(root, "corpora", name, inputs, build, data.missing == "build", resumable=True)
+
+
+def _rules(data: Data, lang: str) -> dict[str, Any]:
+    return {
         "corpus": data.corpus,
         "lang": lang,
-        "files": [[_reader(path, f"data.files.{lang}"), checksum(path)] for path in paths],
         "text_column": data.text_column,
         "holdout_by": data.holdout_by,
         "holdout_fraction": data.holdout_fraction,
+        "max_document_bytes": data.max_document_bytes,
     }
-    return artifact(
-        root,
-        "corpora",
-        f"{data.corpus}-{lang}",
-        inputs,
-        lambda out: _split(data, lang, paths, out),
-        data.missing == "build",
-    )
 
 
-def source_files(data: Data, lang: str) -> list[Path]:
-    pattern = data.files.get(lang)
-    assert pattern, lang
-    paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True))]
-    if not paths:
-        raise ExperimentError(f"data.files.{lang}: no file matches {pattern}")
-    for path in paths:
-        require_file(path, f"data.files.{lang}")
-    return paths
+def _local_parts(data: Data, lang: str, paths: Sequence[Path]) -> list[CorpusPart]:
+    texts = tuple(path for path in paths if reader_of(path, f"data.files.{lang}") == "text")
+    groups = ([texts] if texts else []) + [(path,) for path in paths if path not in texts]
+    return [CorpusPart(data, lang, group) for group in groups]
 
 
-def require_file(path: Path | str, setting: str) -> Path:
-    """The path of an existing regular file. Raises ExperimentError, naming the setting, for anything else."""
-    if not Path(path).is_file():
-        what = "is not a regular file" if Path(path).exists() else "there is no such file"
-        raise ExperimentError(f"{setting}: {path}: {what}")
-    return Path(path)
+def _build_sample(
+    data: Data, lang: str, pinned: Pinned, out: Path, workers: int, name: str, across: int = 16
+) -> dict[str, Any]:
+    """Equal shares of up to `across` files and, where these are too small for them, more of more files."""
+    limit = -(-pinned.budget_bytes // min(across, len(pinned.files)))
+    final = out / "parts"
+    while not final.exists():
+        beside = out / f"limit-{limit}"  # parts of another limit are other parts
+        beside.mkdir(exist_ok=True)
+        jobs = [CorpusPart(data, lang, file, limit) for file in pinned.files]
+        facts = _build(jobs, beside, pinned.budget_bytes, workers, f"samples {name}")
+        if facts["exhausted"] and facts["cut"]:
+            limit *= 4
+        else:
+            os.rename(beside, final)
+    for left in out.glob("limit-*"):
+        shutil.rmtree(left)
+    facts = json.loads((final / FACTS).read_text(encoding="utf-8"))
+    return facts | {"parts": [f"parts/{part}" for part in facts["parts"]]}
 
 
-def _split(data: Data, lang: str, paths: list[Path], out: Path) -> dict[str, Any]:
-    seen: set[bytes] = set()
-    counts: dict[str, Any] = {"train": {"docs": 0, "bytes": 0}, "holdout": {"docs": 0, "bytes": 0}}
-    counts |= {"duplicates": 0, "empty": 0}
-    writers = {
-        split: pq.ParquetWriter(out / f"{split}.parquet", SCHEMA, compression="zstd") for split in ("train", "holdout")
-    }
-    pending: dict[str, list[dict[str, str]]] = {split: [] for split in writers}
-    for number, (doc_id, text) in enumerate(raw_documents(data, lang, paths)):
-        if not text:
-            counts["empty"] += 1
+def _build(jobs: Sequence[CorpusPart], out: Path, budget: int | None, workers: int, label: str) -> dict[str, Any]:
+    """Parts until the budget is reached, then what they hold together. What a killed process left is gone on with."""
+    if not (out / FACTS).exists():
+        together = _Together(out)
+
+        def may_start(number: int) -> bool:
+            """Whether part `number` will be needed, going by the mean size of those that are there."""
+            if budget is None or not together.parts:
+                return True
+            return together.facts["train"]["bytes"] / len(together.parts) * number < budget
+
+        for number, place in build_parts(out, jobs, write_part, workers, label, budget, may_start):
+            together.add(number, place)
+            if budget is not None and together.facts["train"]["bytes"] >= budget:
+                break
+        facts = together.facts | {"parts": together.parts}
+        if budget is not None:
+            facts["exhausted"] = facts["train"]["bytes"] < budget
+        together.close()
+        write_atomically(out / FACTS, json.dumps(facts))
+    facts = json.loads((out / FACTS).read_text(encoding="utf-8"))
+    for place in out.glob("part-*"):
+        if place.name not in facts["parts"]:
+            shutil.rmtree(place)
+    for name in ("holdout.parquet", "*.digests.npy", "*.sizes.npy", "counts.json"):
+        for left in out.glob(f"part-*/{name}"):
+            left.unlink()
+    return facts
+
+
+class _Together:
+    """The parts of a corpus put together: which documents repeat another, how much there is, the holdout of all."""
+
+    def __init__(self, out: Path):
+        self._out = out
+        self._writer = pq.ParquetWriter(out / "holdout.parquet", SCHEMA, compression="zstd")
+        self._seen = np.empty(0, dtype=np.uint64)
+        self.parts: list[str] = []
+        self.facts: dict[str, Any] = {"train": {"docs": 0, "bytes": 0}, "holdout": {"docs": 0, "bytes": 0}}
+        self.facts |= {"duplicates": 0, "empty": 0, "too_long": 0, "not_utf8": 0, "skipped": [], "cut": 0}
+
+    def add(self, number: int, place: Path) -> None:
+        counts = json.loads((place / "counts.json").read_text(encoding="utf-8"))
+        for name in ("empty", "too_long", "not_utf8", "skipped", "cut"):
+            self.facts[name] += counts[name]
+        for split in ("holdout", "train"):  # of a document in both, the holdout keeps it
+            repeated = self._repeats(np.load(place / f"{split}.digests.npy"))
+            sizes = np.load(place / f"{split}.sizes.npy")
+            self.facts["duplicates"] += int(repeated.sum())
+            self.facts[split]["docs"] += int((~repeated).sum())
+            self.facts[split]["bytes"] += int(sizes[~repeated].sum())
+            if split == "holdout":
+                self._write_holdout(place / "holdout.parquet", ~repeated)
+            elif repeated.any():
+                np.save(place / "repeated.npy", np.flatnonzero(repeated))
+        self.parts.append(place.name)
+
+    def _write_holdout(self, path: Path, kept: np.ndarray) -> None:
+        row = 0
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=BATCH):
+            self._writer.write_batch(batch.filter(pa.array(kept[row : row + len(batch)])))
+            row += len(batch)
+
+    def _repeats(self, digests: np.ndarray) -> np.ndarray:
+        """bool [documents]: whether a document stands earlier in the part or in the corpus.
+
+        By 64 bits of sha256: among n documents some two differ and are taken for one with probability n^2 / 2^65,
+        1 in 7,500 for 70 million. 8 bytes of memory for each document.
+        """
+        repeated = np.ones(len(digests), dtype=bool)
+        unique, first = np.unique(digests, return_index=True)
+        places = np.searchsorted(self._seen, unique)
+        known = np.zeros(len(unique), dtype=bool)
+        inside = places < len(self._seen)
+        known[inside] = self._seen[places[inside]] == unique[inside]
+        repeated[first[~known]] = False
+        self._seen = np.insert(self._seen, places[~known], unique[~known])
+        return repeated
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def write_part(job: CorpusPart, out: Path, advance: Advance) -> None:
+    """Split the documents of one source into `train.parquet` and `holdout.parquet`, with a digest of each."""
+    data, setting = job.data, f"data.files.{job.lang}"
+    counts: dict[str, Any] = {"empty": 0, "too_long": 0, "not_utf8": 0, "skipped": [], "cut": 0}
+    splits = {split: _Split(out, split) for split in ("train", "holdout")}
+    for number, (doc_id, content) in enumerate(_documents(job)):
+        advance(len(content))
+        text, fault = _usable(content, data.max_document_bytes)
+        if text is None:
+            counts[fault] += 1
+            if fault != "empty" and counts[fault] <= NAMED:
+                counts["skipped"].append(f"document {number} of {_name(job)}: {fault}, {len(content)} bytes")
             continue
-        digest = hashlib.sha256(text.encode("utf-8")).digest()
-        if digest in seen:
-            counts["duplicates"] += 1
-            continue
-        seen.add(digest)
-        if data.holdout_by == "id" and doc_id is None:
-            raise ExperimentError(f"data.files.{lang}: document {number} has no id, but data.holdout_by=id; use text")
-        key = doc_id if data.holdout_by == "id" else text
-        assert key is not None
-        split = "holdout" if is_holdout(key, data.holdout_fraction) else "train"
-        counts[split]["docs"] += 1
-        counts[split]["bytes"] += len(text.encode("utf-8"))
-        pending[split].append({"id": doc_id if doc_id is not None else digest.hex()[:16], "text": text})
-        if len(pending[split]) == BATCH:
-            writers[split].write_table(pa.Table.from_pylist(pending[split], SCHEMA))
-            pending[split].clear()
-    for split, writer in writers.items():
-        writer.write_table(pa.Table.from_pylist(pending[split], SCHEMA))
-        writer.close()
-    for split in writers:
-        if not counts[split]["docs"]:
-            docs = counts["train"]["docs"] + counts["holdout"]["docs"]
-            raise ExperimentError(
-                f"data.files.{lang}: no document for the {split} split of {docs} documents at "
-                f"data.holdout_fraction={data.holdout_fraction:g}"
-            )
-    return counts
+        digest = hashlib.sha256(content).digest()
+        if data.holdout_by == "text":
+            held = _in_holdout(digest, data.holdout_fraction)
+        elif doc_id is None:
+            raise ExperimentError(f"{setting}: document {number} has no id, but data.holdout_by=id; use text")
+        else:
+            held = is_holdout(doc_id, data.holdout_fraction)
+        name = digest.hex()[:16] if doc_id is None else doc_id
+        splits["holdout" if held else "train"].add(name, text, digest, len(content))
+        if job.limit is not None and splits["train"].bytes >= job.limit:
+            counts["cut"] = 1
+            break
+    for split in splits.values():
+        split.close()
+    write_atomically(out / "counts.json", json.dumps(counts))
 
 
-def raw_documents(data: Data, lang: str, paths: list[Path]) -> Iterator[tuple[str | None, str]]:
-    """(id or None, text) of every row of `source_files`; a text file is one document."""
-    setting = f"data.files.{lang}"
-    texts = [path for path in paths if _reader(path, setting) == "text"]
-    for row in _streamed(setting, "text", texts, sample_by="document"):
-        yield None, row["text"]
-    for path in paths:
-        if path in texts:
-            continue
-        for number, row in enumerate(_rows(setting, path, (data.text_column, "id"))):
-            if data.text_column not in row:
-                raise ExperimentError(
-                    f"data.text_column: {path.name} has no column {data.text_column!r} in row {number}; "
-                    f"it has {', '.join(sorted(row))}"
-                )
-            yield _id(row.get("id")), _text(row[data.text_column], f"{setting}: row {number} of {path.name}")
-
-
-def _text(value: Any, where: str) -> str:
-    """A text of valid Unicode; null counts as empty."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ExperimentError(f"{where} holds a {type(value).__name__}, not text")
+def _usable(content: bytes, longest: int) -> tuple[str | None, str]:
+    """The text, or None and what is wrong with it."""
+    if not content:
+        return None, "empty"
+    if len(content) > longest:
+        return None, "too_long"
     try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ExperimentError(f"{where} is not valid Unicode: {error.reason}") from error
-    return value
+        return content.decode("utf-8"), ""
+    except UnicodeDecodeError:
+        return None, "not_utf8"
 
 
-def _id(value: Any) -> str | None:
-    if isinstance(value, float) and value.is_integer():  # a column of whole numbers with gaps is read as floats
-        value = int(value)
-    return None if value is None else str(value)
+class _Split:
+    """One side of the split of a part, written as it comes."""
+
+    def __init__(self, out: Path, name: str):
+        self._out, self._name = out, name
+        self._writer = pq.ParquetWriter(out / f"{name}.parquet", SCHEMA, compression="zstd")
+        self._rows: list[dict[str, str]] = []
+        self._pending = 0
+        self._digests = bytearray()
+        self._sizes: list[int] = []
+        self.bytes = 0
+
+    def add(self, doc_id: str, text: str, digest: bytes, size: int) -> None:
+        self._rows.append({"id": doc_id, "text": text})
+        self._digests += digest[:8]
+        self._sizes.append(size)
+        self.bytes += size
+        self._pending += size
+        if len(self._rows) == BATCH or self._pending > 2**26:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_pylist(self._rows, SCHEMA))
+        self._rows.clear()
+        self._pending = 0
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+        np.save(self._out / f"{self._name}.digests.npy", np.frombuffer(bytes(self._digests), dtype=np.uint64))
+        np.save(self._out / f"{self._name}.sizes.npy", np.array(self._sizes, dtype=np.int64))
 
 
-def _reader(path: Path, setting: str) -> str:
-    suffixes = [suffix.lstrip(".").lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes.pop()
-    reader = READERS.get(suffixes[-1] if suffixes else "")
-    if reader is None:
-        raise ExperimentError(f"{setting}: {path.name} is not jsonl, parquet or txt (or one of these compressed)")
-    return reader
+def _documents(job: CorpusPart) -> Iterator[tuple[str | None, bytes]]:
+    if isinstance(job.source, SourceFile):
+        for batch in read_column(job.source, job.data.text_column, f"data.hub.{job.lang}"):
+            for content in batch:
+                yield None, content or b""
+    else:
+        for doc_id, text in raw_documents(job.data, job.lang, job.source):
+            yield doc_id, text.encode("utf-8")
 
 
-def _rows(setting: str, path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """The rows of a jsonl or parquet file, of the latter those of the columns that exist."""
-    if _reader(path, setting) == "parquet":
-        if path.stat().st_size == 0:
-            return
-        try:
-            present = pq.read_schema(path).names
-        except (OSError, pa.ArrowException) as error:
-            raise ExperimentError(f"{setting}: {path} cannot be read: {_one_line(error)}") from error
-        wanted = [column for column in columns if column in present]
-        yield from _streamed(setting, "parquet", [path], columns=wanted or present)
-        return
-    # lines are parsed here: a column of no interest may hold anything
-    for number, row in enumerate(_streamed(setting, "text", [path], sample_by="line")):
-        if not row["text"].strip():
-            continue
-        try:
-            parsed = json.loads(row["text"])
-        except ValueError as error:
-            raise ExperimentError(f"{setting}: line {number + 1} of {path} is not JSON: {error}") from error
-        if not isinstance(parsed, dict):
-            raise ExperimentError(
-                f"{setting}: line {number + 1} of {path} holds a {type(parsed).__name__}, not an object"
-            )
-        yield parsed
-
-
-def _streamed(setting: str, reader: str, paths: list[Path], **options: Any) -> Iterator[dict[str, Any]]:
-    """What `datasets` reads from files; files without a byte have no rows. Raises ExperimentError in one line."""
-    import datasets  # a second of imports that only a missing corpus pays
-
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is said below, in one line
-    paths = [path for path in paths if path.stat().st_size]
-    if not paths:
-        return
-    names = [glob.escape(str(path.absolute())) for path in paths]  # datasets would match patterns once more
-    try:
-        yield from datasets.load_dataset(reader, data_files=names, split="train", streaming=True, **options)
-    except (OSError, ValueError, TypeError, RuntimeError, EOFError, pa.ArrowException) as error:
-        which = paths[0] if len(paths) == 1 else f"{paths[0]} .. {paths[-1]}"
-        raise ExperimentError(f"{setting}: {which} cannot be read: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error.__cause__ or error).split())[:300]
+def _name(job: CorpusPart) -> str:
+    return job.source.name if isinstance(job.source, SourceFile) else job.source[0].name
 
 
 def read_split(found: Artifact, split: str) -> Iterator[tuple[str, str]]:
     """(id, text) of every document of `train` or `holdout`, in corpus order, in constant memory."""
-    for batch in pq.ParquetFile(found.path / f"{split}.parquet").iter_batches(batch_size=BATCH):
-        yield from zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True)
+    if split == "train":
+        for part in found.facts["parts"]:
+            yield from read_part(found.path / part)
+    else:
+        holdout = found.path / Path(found.facts["parts"][0]).parent / "holdout.parquet"
+        for batch in pq.ParquetFile(holdout).iter_batches(batch_size=BATCH):
+            yield from zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True)
 
 
-def parallel_segments(data: Data, langs: list[str]) -> list[dict[str, str]]:
-    """The aligned segments with an `id` and each of the languages; empty where the data has none."""
-    if data.parallel is None:
-        return []
-    rows = list(_records(data.parallel, "data.parallel", ("id", *langs)))
-    if not rows:
-        raise ExperimentError(f"data.parallel: {data.parallel} has no rows")
-    return rows
+def read_part(place: Path) -> Iterator[tuple[str, str]]:
+    """(id, text) of the training documents of one part, repeated ones left out."""
+    repeated = set(np.load(place / "repeated.npy").tolist()) if (place / "repeated.npy").exists() else ()
+    row = 0
+    for batch in pq.ParquetFile(place / "train.parquet").iter_batches(batch_size=BATCH):
+        for doc_id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True):
+            if row not in repeated:
+                yield doc_id, text
+            row += 1
 
 
-def world_texts(data: Data) -> dict[str, str]:
-    """Language tag -> text of the world corpus."""
-    assert data.world is not None
-    texts: dict[str, str] = {}
-    for row in _records(data.world, "data.world", ("lang", "text")):
-        texts[row["lang"]] = texts.get(row["lang"], "") + row["text"]
-    return texts
-
-
-def _records(path: str, setting: str, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    for number, row in enumerate(_rows(setting, require_file(path, setting), columns)):
-        for column in columns:
-            if not _text(row.get(column), f"{setting}: row {number} of {path}, column {column!r},"):
-                raise ExperimentError(f"{setting}: row {number} of {path} has no text in column {column!r}")
-        yield row
+def _require_documents(found: dict[str, Any], setting: str, fraction: float) -> None:
+    """Raises ExperimentError for a corpus that has nothing to train on or nothing held out."""
+    for split in ("train", "holdout"):
+        if not found[split]["docs"]:
+            docs = found["train"]["docs"] + found["holdout"]["docs"]
+            raise ExperimentError(
+                f"{setting}: no document for the {split} split of {docs} documents at "
+                f"data.holdout_fraction={fraction:g}"
+            )

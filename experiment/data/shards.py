@@ -1,6 +1,9 @@
 """Shards: a language's training documents as one stream of uint16 token ids, `<bos> doc <eos>` each."""
 
+import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,70 +11,98 @@ import numpy as np
 
 from experiment.config.schema import Config
 from experiment.data.artifacts import Artifact, artifact
-from experiment.data.corpus import read_split
+from experiment.data.corpus import read_part
+from experiment.data.parts import Advance, build_parts, cores
 from experiment.errors import RunRefused
 from experiment.matrix.names import tok_name
-from experiment.tokenizers.tokenizer import BOS, EOS, Tokenizer, load_tokenizer
+from experiment.run_directory import write_atomically
+from experiment.tokenizers.encoder import Encoder, EncoderMismatch
+from experiment.tokenizers.tokenizer import BOS, EOS
 
-SHARD_TOKENS = 2**28
-DOCS_AT_ONCE = 512
+TEXT_AT_ONCE = 2**20  # characters handed to the encoder
+SHARD, DOCUMENTS = "shard.bin", "documents.npy"
+NOT_FAST = "reference-encoder.txt"  # while shards are being made: the fast encoder gave other ids
+_BOS, _EOS = np.array([BOS], dtype=np.uint16), np.array([EOS], dtype=np.uint16)
 
 
-def shards(config: Config, lang: str, corpus: Artifact, tokenizer: Artifact, root: Path) -> Artifact:
-    """Packed training tokens of one language under one tokenizer, made if missing.
+def shards(config: Config, lang: str, corpus: Artifact, tokenizer: Artifact, root: Path, workers: int = 1) -> Artifact:
+    """Packed training tokens of one language under one tokenizer, made if missing: a shard per part of the corpus.
 
-    Facts: `tokens`, `docs`, `bytes` (UTF-8, of the documents), and `shards`, the tokens of each file.
-    `documents.npy` holds tokens and bytes of each document.
+    Facts: `tokens`, `docs`, `bytes` (UTF-8, of the documents), and `shards`, the tokens of each. Beside a shard,
+    `documents.npy` holds tokens and bytes of each of its documents, uint32 [documents, 2].
     """
     inputs = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "layout": "bos-doc-eos-uint16"}
     name = f"{config.data.corpus}-{lang}-{tok_name(config.tok.flavor, config.tok.condition)}"
-    return artifact(
-        root,
-        "shards",
-        name,
-        inputs,
-        lambda out: _pack(corpus, load_tokenizer(tokenizer), out),
-        config.data.missing == "build",
-    )
+
+    def build(out: Path) -> dict[str, Any]:
+        try:
+            return _pack(corpus, tokenizer, out, workers, f"shards {name}", fast=not (out / NOT_FAST).exists())
+        except EncoderMismatch as error:
+            print(f"{name}: {error}; encoding all of it again with the reference encoder", flush=True)
+            write_atomically(out / NOT_FAST, str(error))
+            for place in out.glob("part-*"):
+                shutil.rmtree(place)
+            return _pack(corpus, tokenizer, out, workers, f"shards {name}", fast=False)
+
+    return artifact(root, "shards", name, inputs, build, config.data.missing == "build", resumable=True)
 
 
-def _pack(corpus: Artifact, tokenizer: Tokenizer, out: Path) -> dict[str, Any]:
-    lengths: list[tuple[int, int]] = []
-    shard_tokens: list[int] = []
-    for ids, size in _encoded(corpus, tokenizer):
-        if not shard_tokens or shard_tokens[-1] + len(ids) > SHARD_TOKENS:
-            shard_tokens.append(0)
-        with open(out / _shard_name(len(shard_tokens) - 1), "ab") as file:
-            # a list of ids beyond 65,535 raises here, where astype would wrap in silence
-            file.write(np.asarray(ids, dtype=np.uint16).tobytes())
-        shard_tokens[-1] += len(ids)
-        lengths.append((len(ids), size))
-    np.save(out / "documents.npy", np.asarray(lengths, dtype=np.int64).reshape(-1, 2))
-    return {
-        "tokens": sum(shard_tokens),
-        "docs": len(lengths),
-        "bytes": sum(size for _, size in lengths),
-        "shards": shard_tokens,
-    }
+@dataclass(frozen=True)
+class ShardPart:
+    """A part of a corpus and what encodes it."""
+
+    place: Path
+    tokenizer: Path
+    threads: int
+    fast: bool
 
 
-def _encoded(corpus: Artifact, tokenizer: Tokenizer) -> Iterator[tuple[list[int], int]]:
+def _pack(corpus: Artifact, tokenizer: Artifact, out: Path, workers: int, label: str, fast: bool) -> dict[str, Any]:
+    places = [corpus.path / part for part in corpus.facts["parts"]]
+    workers = min(workers, len(places))
+    threads = max(1, cores() // workers)
+    jobs = [ShardPart(place, tokenizer.path / "tokenizer.json", threads, fast) for place in places]
+    facts: dict[str, Any] = {"tokens": 0, "docs": 0, "bytes": 0, "shards": []}
+    for _, place in build_parts(out, jobs, write_shard, workers, label, corpus.facts["train"]["bytes"]):
+        counts = json.loads((place / "counts.json").read_text(encoding="utf-8"))
+        for name in ("tokens", "docs", "bytes"):
+            facts[name] += counts[name]
+        facts["shards"].append(counts["tokens"])
+    (out / NOT_FAST).unlink(missing_ok=True)
+    return facts
+
+
+def write_shard(job: ShardPart, out: Path, advance: Advance) -> None:
+    """Encode the training documents of one part of a corpus."""
+    encoder = Encoder(job.tokenizer, threads=job.threads, fast=job.fast)
+    sizes: list[np.ndarray] = []
+    with open(out / SHARD, "wb") as file:
+        for texts in _by_size(read_part(job.place), TEXT_AT_ONCE):
+            encoded = encoder.encode_batch(texts)
+            pieces = [piece for ids in encoded for piece in (_BOS, ids, _EOS)]
+            np.concatenate(pieces).tofile(file)
+            lengths = [len(ids) + 2 for ids in encoded]
+            bytes_ = [len(text.encode("utf-8")) for text in texts]
+            sizes.append(np.array([lengths, bytes_], dtype=np.uint32).T)
+            advance(sum(bytes_))
+    documents = np.concatenate(sizes) if sizes else np.empty((0, 2), dtype=np.uint32)
+    np.save(out / DOCUMENTS, documents)
+    tokens, size = (int(n) for n in documents.sum(axis=0, dtype=np.int64))
+    write_atomically(out / "counts.json", json.dumps({"tokens": tokens, "docs": len(documents), "bytes": size}))
+
+
+def _by_size(documents: Iterator[tuple[str, str]], size: int) -> Iterator[list[str]]:
+    """Texts in groups of about `size` characters."""
     texts: list[str] = []
-
-    def flush() -> Iterator[tuple[list[int], int]]:
-        for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
-            yield [BOS, *ids, EOS], len(text.encode("utf-8"))
-        texts.clear()
-
-    for _, text in read_split(corpus, "train"):
+    held = 0
+    for _, text in documents:
         texts.append(text)
-        if len(texts) == DOCS_AT_ONCE:
-            yield from flush()
-    yield from flush()
-
-
-def _shard_name(number: int) -> str:
-    return f"shard_{number:05d}.bin"
+        held += len(text)
+        if held >= size:
+            yield texts
+            texts, held = [], 0
+    if texts:
+        yield texts
 
 
 class TokenStream:
@@ -82,7 +113,9 @@ class TokenStream:
         self.tokens = int(found.facts["tokens"])
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._files = [
-            np.memmap(found.path / _shard_name(i), dtype=np.uint16, mode="r", shape=(int(size),))
+            np.empty(0, np.uint16)
+            if not size
+            else np.memmap(found.path / f"part-{i:05d}" / SHARD, dtype=np.uint16, mode="r", shape=(int(size),))
             for i, size in enumerate(sizes)
         ]
 

@@ -1,18 +1,20 @@
 """The texts that evaluation points score: holdout documents and parallel segments, as tokens."""
 
 import hashlib
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from experiment.config.schema import Config, Data, EvaluationText
 from experiment.data.artifacts import Artifact, checksum, recorded_artifact
-from experiment.data.corpus import parallel_segments, raw_documents, read_split, require_file, source_files
+from experiment.data.corpus import read_split
+from experiment.data.files import raw_documents, require_file, source_files
+from experiment.data.parallel import FLORES_SENTENCES, flores, parallel_segments
 from experiment.errors import ExperimentError, RunRefused
 from experiment.evaluation.bpb import Document
 from experiment.evaluation.recorded import recorded_fingerprints
 from experiment.matrix.identity import Run
-from experiment.matrix.languages import LANGUAGES
 from experiment.run_directory import RunDirectory
 from experiment.tokenizers.tokenizer import BOS, EOS, Tokenizer, load_tokenizer
 
@@ -27,10 +29,10 @@ def evaluation_sources(config: Config, corpora: dict[str, Artifact], tokenizer: 
     langs, wanted = config.mixture.langs, config.evaluation.holdout_docs
     sources: Sources = {"holdout": {}, "parallel": {}}
     for lang in langs:
-        chosen = _chosen(list(read_split(corpora[lang], "holdout")), wanted)
+        chosen = _chosen(read_split(corpora[lang], "holdout"), wanted)
         sources["holdout"][lang] = documents(chosen, tokenizer)
     segments = parallel_segments(config.data, langs)
-    ordered = _chosen([(row["id"], row) for row in segments], None)
+    ordered = _chosen(((row["id"], row) for row in segments), None)
     for lang in langs:
         sources["parallel"][lang] = documents([(name, row[lang]) for name, row in ordered], tokenizer)
     return {source: by_lang for source, by_lang in sources.items() if any(by_lang.values())}
@@ -45,13 +47,15 @@ def texts_to_score(run: Run, sources: Sequence[str], given: EvaluationText) -> S
     config, directory = run.config, RunDirectory(run.directory)
     recorded, root = recorded_fingerprints(directory), Path(config.paths.artifacts)
     tokenizer = load_tokenizer(recorded_artifact(root, "tokenizers", recorded["tokenizer"]))
+    if "flores" in sources and given.flores_split not in FLORES_SENTENCES:
+        raise ExperimentError(f"data.flores_split: got {given.flores_split!r}; must be dev or devtest")
     found: Sources = {source: {} for source in sources}
     for source in sources:
         for lang in config.mixture.langs:
             if source == "holdout":
                 texts = list(read_split(recorded_artifact(root, "corpora", recorded["corpora"][lang]), "holdout"))
             elif source == "flores":
-                texts = flores(lang, given.flores_split)
+                texts = flores(lang, given.flores_split, "sources: flores")
             elif source == "files":
                 texts = _texts_of_files(given, lang)
             elif recorded["parallel"] is None:
@@ -64,24 +68,6 @@ def texts_to_score(run: Run, sources: Sequence[str], given: EvaluationText) -> S
             if texts:
                 found[source][lang] = documents(texts, tokenizer)
     return {source: by_lang for source, by_lang in found.items() if by_lang}
-
-
-def flores(lang: str, split: str) -> list[tuple[str, str]]:
-    """(id, text) of FLORES+ (CC BY-SA 4.0, gated). Raises ExperimentError where this user or machine has no access."""
-    import datasets
-
-    name = "openlanguagedata/flores_plus"
-    if split not in ("dev", "devtest"):
-        raise ExperimentError(f"data.flores_split: got {split!r}; must be dev or devtest")
-    try:
-        rows = datasets.load_dataset(name, LANGUAGES[lang].flores, split=split)
-    except Exception as error:  # the hub's client raises many kinds for no access, no network and no such data set
-        reason = " ".join(str(error).split())[:200]
-        raise ExperimentError(
-            f"sources: flores: {name} cannot be had ({reason}); accept its terms on the hub and log in, "
-            "or give a local copy with sources=[files] data.files.<language>=PATH"
-        ) from error
-    return [(str(row["id"]), row["text"]) for row in rows]
 
 
 def _texts_of_files(given: EvaluationText, lang: str) -> list[tuple[str, str]]:
@@ -106,6 +92,10 @@ def documents(texts: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> list[Do
     ]
 
 
-def _chosen(items: list[tuple[str, T]], wanted: int | None) -> list[tuple[str, T]]:
-    """Items in the order of their keys' hashes, the first `wanted` of them."""
-    return sorted(items, key=lambda item: hashlib.sha256(item[0].encode("utf-8")).digest())[:wanted]
+def _chosen(items: Iterable[tuple[str, T]], wanted: int | None) -> list[tuple[str, T]]:
+    """Items in the order of their keys' hashes, the first `wanted` of them, which is all that is held in memory."""
+
+    def place(item: tuple[str, T]) -> bytes:
+        return hashlib.sha256(item[0].encode("utf-8")).digest()
+
+    return sorted(items, key=place) if wanted is None else heapq.nsmallest(wanted, items, key=place)

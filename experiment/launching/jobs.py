@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiment.config.check import check_batch_divides
-from experiment.config.schema import Data
+from experiment.config.schema import Config
 from experiment.errors import ConfigError, ExperimentError
 from experiment.matrix.board import is_marked_done
 from experiment.matrix.identity import Run
@@ -61,7 +61,7 @@ def check_jobs(jobs: Sequence[Job], nodes: int = 1) -> None:
     Raises ConfigError with every problem, before the first job starts.
     """
     problems: list[str] = []
-    files: dict[tuple[str, str | None], str | None] = {}
+    texts: dict[tuple[str, str, bool], str | None] = {}
     for job in jobs:
         config = job.run.config
         if config.trainer.num_nodes not in (1, nodes):
@@ -72,19 +72,24 @@ def check_jobs(jobs: Sequence[Job], nodes: int = 1) -> None:
         except ConfigError as error:
             problems += error.problems
         for lang in dict.fromkeys([*config.mixture.langs, *config.tok.langs]):
-            key = (lang, config.data.files.get(lang))
-            if key not in files:
-                files[key] = _missing_file(config.data, lang)
-            problems += filter(None, [files[key]])
+            key = (lang, config.data.files.get(lang) or job.run.tok_name, lang in config.mixture.langs)
+            if key not in texts:
+                texts[key] = _missing_text(config, lang)
+            problems += filter(None, [texts[key]])
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
 
 
-def _missing_file(data: Data, lang: str) -> str | None:
-    from experiment.data.corpus import source_files
+def _missing_text(config: Config, lang: str) -> str | None:
+    """What is not there of a language that a run reads: files, or with data.missing=error what is made of the hub."""
+    from experiment.data.files import source_files
+    from experiment.data.prepare import Stages
 
     try:
-        source_files(data, lang)
+        if lang not in config.data.hub:
+            source_files(config.data, lang)
+        elif config.data.missing == "error" and lang in config.mixture.langs:
+            Stages(config).shards(lang)
     except ExperimentError as error:
         return str(error)
     return None

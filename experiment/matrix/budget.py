@@ -91,44 +91,58 @@ def _row(run: Run, rate: float | None) -> dict[str, Any]:
         "real_tokens": real,
         "flops": real * flops_per_token(config.model, config.tok.vocab_size),
         "gpu_hours": _hours(real, rate),
-        "epochs": _epochs(run),
+        **_text(run),
         "checkpoint_bytes": kept * parameters * BYTES_PER_PARAMETER + snapshots,
     }
 
 
-def corpus_tokens(config: Config, lang: str, tok: str) -> int | None:
-    """Tokens in the packed shards of a language; None where there are none, or several corpora of that name."""
-    artifacts = Path(config.paths.artifacts)
-    tokenizers = {
-        manifest["fingerprint"]
-        for path in artifacts.glob(f"tokenizers/{tok}-*/manifest.json")
-        if (manifest := json.loads(path.read_text(encoding="utf-8")))["inputs"]["vocab_size"] == config.tok.vocab_size
-    }
-    sizes = {
-        manifest["facts"]["tokens"]
-        for path in artifacts.glob(f"shards/{config.data.corpus}-{lang}-{tok}-*/manifest.json")
-        if (manifest := json.loads(path.read_text(encoding="utf-8")))["inputs"]["tokenizer"] in tokenizers
-    }
-    return sizes.pop() if len(sizes) == 1 else None
+def measured_text(config: Config, lang: str, tok: str) -> tuple[float | None, float | None]:
+    """Tokens in the corpus of a language under a tokenizer, and UTF-8 bytes per token; None where it is not known.
+
+    Both as the packed shards have them; before they are packed, by the tokenizer's bytes per token on holdout text.
+    """
+    artifacts, vocab_size = Path(config.paths.artifacts), config.tok.vocab_size
+    tokenizers = [m for m in _manifests(artifacts, f"tokenizers/{tok}-*") if m["inputs"]["vocab_size"] == vocab_size]
+    fingerprints = {m["fingerprint"] for m in tokenizers}
+    packed = [
+        m["facts"]
+        for m in _manifests(artifacts, f"shards/{config.data.corpus}-{lang}-{tok}-*")
+        if m["inputs"]["tokenizer"] in fingerprints
+    ]
+    if len(packed) == 1:
+        return packed[0]["tokens"], packed[0]["bytes"] / packed[0]["tokens"]
+    rates = {m["facts"]["bytes_per_token"][lang] for m in tokenizers if lang in m["facts"].get("bytes_per_token", {})}
+    if packed or len(rates) != 1:  # several corpora or tokenizers of one name: which is meant is not known
+        return None, None
+    rate = rates.pop()
+    corpora = [m["facts"]["train"]["bytes"] for m in _manifests(artifacts, f"corpora/{config.data.corpus}-{lang}-*")]
+    return (corpora[0] / rate if len(corpora) == 1 else None), rate
 
 
-def _epochs(run: Run) -> dict[str, float | None]:
-    """Passes over each language's corpus at the end of the run, its trunk included."""
-    config = run.config
+def _manifests(artifacts: Path, pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in artifacts.glob(f"{pattern}/manifest.json")]
+
+
+def _text(run: Run) -> dict[str, dict[str, float | None]]:
+    """Per language: `epochs` over its corpus at the end of the run, its trunk included, and `text_bytes`, the UTF-8
+    bytes of the tokens that it reads itself; None where neither shards nor tokenizer are there."""
+    config, scale = run.config, run.config.scale.token_scale
     probs = config.mixture.probs or [1 / len(config.mixture.langs)] * len(config.mixture.langs)
-    end = (trained_tokens(run) + (config.branch.mark or 0)) * config.scale.token_scale
-    epochs: dict[str, float | None] = {}
+    own = trained_tokens(run) * scale
+    end = own + (config.branch.mark or 0) * scale
+    text: dict[str, dict[str, float | None]] = {"epochs": {}, "text_bytes": {}}
     for lang, p in zip(config.mixture.langs, probs, strict=True):
-        tokens = corpus_tokens(config, lang, run.tok_name)
-        epochs[lang] = None if tokens is None else end * p / tokens
-    return epochs
+        tokens, rate = measured_text(config, lang, run.tok_name)
+        text["epochs"][lang] = None if tokens is None else end * p / tokens
+        text["text_bytes"][lang] = None if rate is None else own * p * rate
+    return text
 
 
 def _shard_bytes(runs: list[Run]) -> int | None:
     """Two bytes a token over every language and condition; None while some of them are not packed."""
     wanted = {(lang, run.tok_name): run.config for run in runs for lang in run.config.mixture.langs}
-    tokens = [corpus_tokens(config, lang, tok) for (lang, tok), config in wanted.items()]
-    return None if None in tokens else 2 * sum(n for n in tokens if n is not None)
+    tokens = [measured_text(config, lang, tok)[0] for (lang, tok), config in wanted.items()]
+    return None if None in tokens else int(2 * sum(n for n in tokens if n is not None))
 
 
 def _saved_by_trunks(runs: list[Run]) -> float:

@@ -30,6 +30,17 @@ def mixtures() -> dict[str, Mixture]:
     return dict(sorted(found.items(), key=lambda item: (len(item[1].langs), [order.index(x) for x in item[1].langs])))
 
 
+def tokens_needed() -> dict[str, float]:
+    """Nominal tokens of each language that the mixture of the matrix which reads most of it is trained on."""
+    needed: dict[str, float] = {}
+    for mixture in mixtures().values():
+        for lang, share in zip(
+            mixture.langs, mixture.probs or [1 / len(mixture.langs)] * len(mixture.langs), strict=True
+        ):
+            needed[lang] = max(needed.get(lang, 0.0), share * mixture.budget_tokens)
+    return needed
+
+
 def matrix_runs(
     flavor: str = "bl",
     only_30b: bool = False,

@@ -11,7 +11,10 @@ from experiment.reporting.figures import Figure, to_explore
 from experiment.reporting.tables import SCORE_NAMES, Table, budget, interval, number
 
 
-def page(report: dict[str, Any], figures: Sequence[Figure], tables: Sequence[Table]) -> str:
+def page(
+    report: dict[str, Any], figures: Sequence[Figure], tables: Sequence[Table], tokenizers: Sequence[Table] = ()
+) -> str:
+    """The page. `tokenizers`: the tables of report["tokenizers"] and report["tokenizer_analysis"]."""
     from jinja2 import Environment
     from plotly.offline import get_plotlyjs
 
@@ -28,8 +31,11 @@ def page(report: dict[str, Any], figures: Sequence[Figure], tables: Sequence[Tab
     switches = [("mixture", name) for name in sorted({mixture for mixture, _ in groups}, key=_mixture_order)]
     switches += [("condition", name) for name in sorted({condition for _, condition in groups}, reverse=True)]
     board = _board(report["runs"])
+    analysis = report.get("tokenizer_analysis")
     sections = [("board", "matrix")] if board else []
-    sections += [("curves", "curves"), *((table.name, table.name.replace("_", " ")) for table in tables)]
+    sections += [("curves", "curves")]
+    sections += [("tokenization", "tokenizers")] if analysis or tokenizers else []
+    sections += [*((table.name, table.name.replace("_", " ")) for table in tables)]
     return (
         Environment(autoescape=True, trim_blocks=True)
         .from_string(template)
@@ -41,6 +47,8 @@ def page(report: dict[str, Any], figures: Sequence[Figure], tables: Sequence[Tab
             conditional=_conditions(report),
             sections=[*sections, ("method", "method")],
             board=board,
+            analysis=analysis,
+            tokenizers=tokenizers,
             switches=switches,
             figures=divs,
             tables=tables,

@@ -29,7 +29,7 @@ class Table:
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """Every table of the report that has rows."""
+    """Every table of the report that has rows; those of its tokenizers are made elsewhere."""
     made = [
         _transfer(report["transfer"], "transfer", "Transfer to the partner language"),
         _contrasts(report["interaction"], "interaction", "Interaction: penalty starved minus penalty destarved"),
@@ -37,7 +37,6 @@ def tables(report: dict[str, Any]) -> list[Table]:
         _finals(report["final_difference"]),
         _transfer(report["english"], "english", "Transfer to English"),
         _measurable(report["measurable"]),
-        _tokenizers(report["tokenizers"]),
         _excluded(report["excluded"]),
         _runs(report["runs"]),
     ]
@@ -48,9 +47,7 @@ def write_tables(found: Iterable[Table], out: Path) -> None:
     """`<name>.md`, `.csv` and `.tex` (booktabs) of each."""
     out.mkdir(parents=True, exist_ok=True)
     for table in found:
-        markdown = tabulate(table.rows, table.columns, tablefmt="github", disable_numparse=True)
-        text = f"# {table.title}\n\n{table.note}\n\n{markdown}\n"
-        (out / f"{table.name}.md").write_text(text, encoding="utf-8")
+        (out / f"{table.name}.md").write_text(markdown(table), encoding="utf-8")
         latex = tabulate(table.rows, table.columns, tablefmt="latex_booktabs", disable_numparse=True)
         (out / f"{table.name}.tex").write_text(latex.replace("∞", r"$\infty$") + "\n", encoding="utf-8")
         with open(out / f"{table.name}.csv", "w", encoding="utf-8", newline="") as file:
@@ -58,6 +55,13 @@ def write_tables(found: Iterable[Table], out: Path) -> None:
             writer = csv.DictWriter(file, list(dict.fromkeys(name for record in flat for name in record)))
             writer.writeheader()
             writer.writerows(flat)
+
+
+def markdown(table: Table, level: int = 1) -> str:
+    """The table under a heading of this level, with its note."""
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
+    text = tabulate(rows, table.columns, tablefmt="github", disable_numparse=True)
+    return f"{'#' * level} {table.title}\n\n{table.note}\n\n{text}\n"
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -168,16 +172,6 @@ def _measurable(rows: Sequence[dict[str, Any]]) -> Table:
     note = "Budgets at which the stable points reach far enough to see an ATLAS BTS of this size."
     columns = ("source", "mixture", "tokenizer", "variant", "seed", "BTS = 0", "BTS = -1")
     return Table("measurable", "What can be measured", note, columns, out, rows)
-
-
-def _tokenizers(rows: Sequence[dict[str, Any]]) -> Table:
-    out = [
-        (r["tok"], r["variant"], r["lang"], f"{r['bytes_per_token']:.3f}", f"{r['tokens']:,}", f"{r['bytes']:,}")
-        for r in rows
-    ]
-    note = "On the training shards, <bos> and <eos> included."
-    columns = ("tokenizer", "variant", "language", "bytes per token", "tokens", "bytes")
-    return Table("tokenizers", "Tokenizers", note, columns, out, rows)
 
 
 def _excluded(rows: Sequence[dict[str, Any]]) -> Table:

@@ -1,88 +1,89 @@
 """The text a tokenizer is learned from: the difference between starved and destarved."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from experiment.config.schema import Config
-from experiment.data.artifacts import Artifact, checksum
-from experiment.data.corpus import read_split, require_file, world_texts
+from experiment.data.artifacts import Artifact
+from experiment.data.corpus import read_split
+from experiment.data.parallel import byte_premiums
 from experiment.matrix.languages import LANGUAGES
+from experiment.tokenizers.amounts import destarved_amounts, temperature_amounts
+from experiment.tokenizers.world import world_pieces
+
+Texts = dict[str, Callable[[], Iterator[str]]]
+"""Language -> its texts, read anew by each call."""
 
 
-def destarved_amounts(available: dict[str, int]) -> dict[str, int]:
-    """Bytes to take of each language so that all hold the same content (byte premiums, FACTS: FLORES+).
+def premiums_of(config: Config) -> dict[str, float]:
+    """UTF-8 bytes for the same content, English = 1: those of the table, or measured on the data's parallel text."""
+    if config.tok.byte_premium == "parallel":
+        return byte_premiums(config.data, config.tok.langs)
+    return {lang: LANGUAGES[lang].byte_premium for lang in config.tok.langs}
 
-    The language that has least content for its premium gives all it has.
+
+def weights_of(config: Config) -> dict[str, float]:
+    """How a destarved sample is shared out, before it is scaled to its size."""
+    return premiums_of(config) if config.tok.match == "content" else dict.fromkeys(config.tok.langs, 1.0)
+
+
+def taken(pieces: Callable[[], Iterable[tuple[str, str]]], amount: int) -> tuple[Callable[[], Iterator[str]], int]:
+    """The texts among (key, text) whose keys' hashes are smallest, up to `amount` bytes, and how many bytes they have.
+
+    Reads twice and holds 16 bytes for each piece, never the texts.
     """
-    content = min(size / LANGUAGES[lang].byte_premium for lang, size in available.items())
-    return {lang: int(content * LANGUAGES[lang].byte_premium) for lang in available}
+    facts = np.array([(_key(key), len(text.encode("utf-8"))) for key, text in pieces()], dtype=np.uint64).reshape(-1, 2)
+    order = np.argsort(facts[:, 0], kind="stable")
+    before = np.concatenate([[0], np.cumsum(facts[order, 1], dtype=np.int64)[:-1]]) if len(order) else np.empty(0)
+    chosen = order[before < amount]
+    wanted = np.zeros(len(facts), dtype=bool)
+    wanted[chosen] = True
+
+    def texts() -> Iterator[str]:
+        for number, (_, text) in enumerate(pieces()):
+            if wanted[number]:
+                yield text
+
+    return texts, int(facts[chosen, 1].sum())
 
 
-def temperature_amounts(available: dict[str, int], total: int, temperature: float) -> dict[str, int]:
-    """Bytes to take of each language: shares p ~ n^(1/T), and what a language lacks goes to the others.
+def _key(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode("utf-8")).digest()[:8], "big")
 
-    Raises no error where all of it is less than `total`: then everything is taken.
+
+def sample_amounts(config: Config, corpora: Mapping[str, Artifact]) -> dict[str, int]:
+    """UTF-8 bytes of each study language in the destarved sample; the starved one has the same total."""
+    available = {lang: corpora[lang].facts["train"]["bytes"] for lang in config.tok.langs}
+    return destarved_amounts(available, weights_of(config), config.data.sample_bytes)
+
+
+def training_text(
+    config: Config, corpora: Mapping[str, Artifact], world: Artifact | None
+) -> tuple[Texts, dict[str, Any]]:
+    """The texts one tokenizer is learned from, and facts: UTF-8 `bytes` of each language, and which of them have
+    given all they had (`short`), so that the others give more.
+
+    Destarved: training documents of the study languages, matched by content or bytes. Starved: the world's languages
+    by temperature sampling, in the same total of bytes. Nothing of the holdout is among them.
     """
-    amounts: dict[str, int] = {}
-    open_langs = sorted(available)
-    left = total
-    while open_langs:
-        weights = {lang: available[lang] ** (1 / temperature) for lang in open_langs}
-        norm = sum(weights.values())
-        short = [lang for lang in open_langs if available[lang] <= left * weights[lang] / norm]
-        if not short:
-            return amounts | {lang: int(left * weights[lang] / norm) for lang in open_langs}
-        for lang in short:
-            amounts[lang] = available[lang]
-            left -= available[lang]
-            open_langs.remove(lang)
-    return amounts
-
-
-def take(pieces: Iterable[tuple[str, str]], amount: int) -> list[str]:
-    """Texts of (key, text) pieces in the order of their keys' hashes until `amount` bytes are reached."""
-    ordered = sorted(pieces, key=lambda piece: hashlib.sha256(piece[0].encode("utf-8")).digest())
-    taken, size = [], 0
-    for _, text in ordered:
-        if size >= amount:
-            break
-        taken.append(text)
-        size += len(text.encode("utf-8"))
-    return taken
-
-
-def training_text(config: Config, corpora: dict[str, Artifact]) -> tuple[list[str], dict[str, Any]]:
-    """The texts one tokenizer is learned from, and the bytes of each language in them.
-
-    Destarved: training documents of the study languages in content-matched amounts. Starved: the
-    world's languages by temperature sampling, in the same total of bytes; lines that stand in a
-    holdout document are left out.
-    """
-    amounts = destarved_amounts({lang: corpora[lang].facts["train"]["bytes"] for lang in config.tok.langs})
+    amounts = sample_amounts(config, corpora)
+    facts: dict[str, Any] = {}
     if config.tok.condition == "destarved":
-        texts = {lang: take(read_split(corpora[lang], "train"), amounts[lang]) for lang in amounts}
+        pieces = {lang: _documents(corpora[lang]) for lang in amounts}
+        facts["byte_premium"] = {"from": config.tok.byte_premium, **premiums_of(config)}
     else:
-        held_out = {
-            line for found in corpora.values() for _, text in read_split(found, "holdout") for line in text.splitlines()
-        }
-        lines = {
-            lang: [
-                line for line in text.splitlines(keepends=True) if line.strip() and line.rstrip("\r\n") not in held_out
-            ]
-            for lang, text in world_texts(config.data).items()
-        }
-        available = {lang: sum(len(line.encode("utf-8")) for line in kept) for lang, kept in lines.items()}
-        amounts = temperature_amounts(available, sum(amounts.values()), config.tok.temperature)
-        texts = {
-            lang: take(((f"{lang}:{number}:{line}", line) for number, line in enumerate(lines[lang])), amounts[lang])
-            for lang in sorted(amounts)
-        }
-    sizes = {lang: sum(len(text.encode("utf-8")) for text in taken) for lang, taken in texts.items()}
-    return [text for taken in texts.values() for text in taken], {"bytes": sizes}
+        pieces, sizes = world_pieces(config, corpora, world)
+        available = {lang: sum(len(text.encode("utf-8")) for _, text in read()) for lang, read in pieces.items()}
+        amounts = temperature_amounts(available, sum(amounts.values()), config.tok.temperature, sizes)
+        facts["short"] = sorted(lang for lang in amounts if amounts[lang] >= available[lang])
+    texts, sizes_taken = {}, {}
+    for lang in sorted(amounts):
+        texts[lang], sizes_taken[lang] = taken(pieces[lang], amounts[lang])
+    return texts, {"bytes": sizes_taken} | facts
 
 
-def world_fingerprint(config: Config) -> str | None:
-    if config.tok.condition == "destarved":
-        return None
-    return checksum(require_file(str(config.data.world), "data.world"))
+def _documents(found: Artifact) -> Callable[[], Iterator[tuple[str, str]]]:
+    return lambda: read_split(found, "train")

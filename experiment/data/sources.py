@@ -1,0 +1,223 @@
+"""Data sets of the Hugging Face hub (or directories laid out like them), pinned file by file and read with patience."""
+
+import hashlib
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from filelock import FileLock
+
+from experiment.data.files import one_line, quiet_datasets
+from experiment.errors import ExperimentError, Missing, RunRefused
+from experiment.run_directory import write_atomically
+
+ROWS_AT_ONCE = 1024
+ATTEMPTS = 8  # on top of those of the hub's own client
+LONGEST_WAIT = 120.0
+FOOTER_BYTES = 2**16
+TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+NETWORK_MODULES = ("aiohttp", "requests", "urllib3", "httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One parquet file of a data set, in one version."""
+
+    name: str
+    """Its path in the data set."""
+    url: str
+    """Where it is: `hf://datasets/<repository>@<commit>/...`, or a path."""
+    version: str
+    """The commit; of a file here, a checksum of its parquet footer (row counts and statistics of all columns)."""
+    bytes: int
+
+    @property
+    def identity(self) -> list[str]:
+        return [self.name, self.version]
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """The files that a corpus is read from, in reading order, and how much of them."""
+
+    files: tuple[SourceFile, ...]
+    budget_bytes: int
+    """UTF-8 bytes of training text that are wanted."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        files = json.dumps([file.identity for file in self.files]).encode("utf-8")
+        return {"files": hashlib.sha256(files).hexdigest(), "budget_bytes": self.budget_bytes}
+
+
+def pinned(path: Path, what: str, find: Callable[[], dict[str, Any]], may_find: bool) -> dict[str, Any]:
+    """What was found out once about a source, and is kept from then on: the answer of `find()`, or the file's.
+
+    Raises RunRefused if it is not known and may not be found out, or if the file is damaged.
+    """
+    if not path.exists():
+        if not may_find:
+            raise Missing(
+                f"{path}: {what}, and data.missing=error; run python -m experiment.prepare with the same settings first"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            if not path.exists():
+                write_atomically(path, json.dumps(find(), indent=1) + "\n")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise ValueError("it holds no object")
+        return record
+    except (OSError, ValueError) as error:
+        raise RunRefused(f"{path}: cannot be read ({error}); remove it to find it out again") from error
+
+
+def pinned_files(path: Path, records: Any) -> tuple[SourceFile, ...]:
+    """The files of a pin. Raises RunRefused if it is damaged."""
+    try:
+        return tuple(SourceFile(**record) for record in records)
+    except TypeError as error:
+        raise RunRefused(f"{path}: cannot be read ({error}); remove it to find it out again") from error
+
+
+def list_files(specs: Sequence[str], setting: str) -> tuple[SourceFile, ...]:
+    """The train files of data sets, each in an order of its own: by the hash of the name, so that no part of the
+    pool is one crawl. `specs`: `<repository or directory>/<config>[@<revision>]`; a later one tops up an earlier."""
+    found: list[SourceFile] = []
+    for spec in specs:
+        repository, config, revision = parse(spec, setting)
+        files = _asked(lambda r=repository, c=config, v=revision: _resolve(r, c, v), f"{setting}: {spec}")
+        if not files:
+            raise ExperimentError(f"{setting}: {spec} has no files in its train split")
+        found += sorted(files, key=lambda file: hashlib.sha256(file.name.encode("utf-8")).digest())
+    return tuple(found)
+
+
+def parse(spec: str, setting: str) -> tuple[str, str, str | None]:
+    """`owner/name/config@revision` -> (owner/name, config, revision or None); owner/name may be a directory."""
+    path, _, revision = spec.partition("@")
+    repository, _, config = path.rpartition("/")
+    if not repository or not config:
+        raise ExperimentError(f"{setting}: got {spec!r}; must be OWNER/NAME/CONFIG[@REVISION] or DIRECTORY/CONFIG")
+    return repository, config, revision or None
+
+
+def config_names(repository: str, setting: str) -> list[str]:
+    """The configurations of a data set: of FineWeb2, one per language and script (and `_removed`, left out here)."""
+    repository, _, revision = repository.partition("@")
+    names = _asked(
+        lambda: quiet_datasets().get_dataset_config_names(repository, revision=revision or None),
+        f"{setting}: {repository}",
+    )
+    return sorted(name for name in names if not name.endswith("_removed"))
+
+
+def _resolve(repository: str, config: str, revision: str | None) -> list[SourceFile]:
+    from fsspec.core import url_to_fs
+
+    builder = quiet_datasets().load_dataset_builder(repository, config, revision=revision)
+    urls = list((builder.config.data_files or {}).get("train", ()))
+    found = []
+    for url in urls:
+        if url.startswith("hf://"):
+            filesystem, path = url_to_fs(url)  # its listing is cached since the patterns were resolved
+            commit, _, name = url.partition("@")[2].partition("/")
+            found.append(SourceFile(name, url, commit, int(filesystem.info(path)["size"])))
+        else:
+            path = Path(url)
+            name = os.path.relpath(path, repository)
+            found.append(SourceFile(name, url, _footer_checksum(path), path.stat().st_size))
+    return found
+
+
+def _footer_checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - FOOTER_BYTES))
+        return hashlib.sha256(f"{size}:".encode() + file.read()).hexdigest()
+
+
+def read_column(file: SourceFile, column: str, setting: str) -> Iterator[list[bytes | None]]:
+    """Batches of one column, nothing else of the file is read. Network errors are waited out, and reading goes on
+    at the row where it stopped. Raises ExperimentError for a file that changed, lacks the column or is damaged."""
+    where = f"{setting}: {file.url}"
+    if not file.url.startswith("hf://") and "://" not in file.url:
+        try:
+            unchanged = _footer_checksum(Path(file.url)) == file.version
+        except OSError as error:
+            raise ExperimentError(f"{where}: {error.strerror}, but it is pinned as a source") from error
+        if not unchanged:
+            raise ExperimentError(f"{where}: has changed since it was pinned as a source")
+    rows = 0
+    attempt = 0
+    while True:
+        try:
+            for batch in _batches(file.url, column, rows):
+                yield batch
+                rows += len(batch)
+                attempt = 0
+            return
+        except Exception as error:
+            attempt = _wait_or_raise(error, attempt, where, column)
+
+
+def _batches(url: str, column: str, skip: int) -> Iterator[list[bytes | None]]:
+    datasets = quiet_datasets()
+    # a parquet file is read by its row groups, the column's pages only
+    table = datasets.load_dataset("parquet", data_files=[url], split="train", streaming=True, columns=[column])
+    for batch in table.skip(skip).with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
+        # as bytes: parquet promises UTF-8 and does not check it
+        yield batch.column(column).cast(pa.large_binary()).to_pylist()
+
+
+def _asked(ask: Callable[[], T], where: str) -> T:
+    """What `ask()` returns; the hub's client has its own patience. Raises ExperimentError, in one line."""
+    try:
+        return ask()
+    except Exception as error:  # the client raises many kinds for no network, no access and no such data set
+        raise ExperimentError(f"{where} cannot be had: {one_line(error)}") from error
+
+
+def _wait_or_raise(error: Exception, attempt: int, where: str, column: str) -> int:
+    if isinstance(error, ExperimentError):
+        raise error
+    if not is_passing(error):
+        missing = f"FieldRef.Name({column})" in str(error)
+        said = f"has no column {column!r}" if missing else f"cannot be read: {one_line(error)}"
+        raise ExperimentError(f"{where} {said}") from error
+    if attempt + 1 >= ATTEMPTS:
+        raise ExperimentError(
+            f"{where} cannot be had now, after {ATTEMPTS} attempts: {one_line(error)}. What is finished is kept; "
+            "the same command goes on"
+        ) from error
+    seconds = min(LONGEST_WAIT, 2.0**attempt) * random.uniform(0.5, 1.0)
+    print(f"{where}: {one_line(error)[:120]}; trying again in {seconds:.0f} s", flush=True)
+    time.sleep(seconds)
+    return attempt + 1
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error is of the network or of a server that is busy: later the same request may succeed."""
+    seen: BaseException | None = error
+    while seen is not None:
+        status = getattr(seen, "status", None) or getattr(getattr(seen, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return status in TRY_AGAIN
+        if isinstance(seen, ConnectionError | TimeoutError):
+            return True
+        module = type(seen).__module__.partition(".")[0]
+        if module in NETWORK_MODULES and any(
+            word in type(seen).__name__ for word in ("Connect", "Timeout", "Disconnect", "Protocol", "Payload", "Read")
+        ):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -1,0 +1,405 @@
+"""Staging: sources pinned, samples drawn across files, corpora in budgets, nothing twice and nothing lost."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from experiment.config.compose import compose
+from experiment.config.schema import Data
+from experiment.data import parallel
+from experiment.data.artifacts import Artifact
+from experiment.data.corpus import hub_corpus, read_split
+from experiment.data.prepare import Stages
+from experiment.data.sources import Pinned, list_files, read_column
+from experiment.errors import ExperimentError, Missing
+from experiment.matrix.languages import LANGUAGES
+from tests.conftest import SMALL
+from tests.standin import FILES, INVALID, STUDY, Hub, hub_settings, make_hub, write_file
+
+SMALLER = ("scale.vocab_size=600", "scale.token_scale=1e-6")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory) -> Path:
+    return make_hub(tmp_path_factory.mktemp("hub"))
+
+
+@pytest.fixture(scope="module")
+def staged(hub, tmp_path_factory) -> Callable[..., Stages]:
+    """Stages over the stand-in with artifacts that the module's tests share."""
+    artifacts = tmp_path_factory.mktemp("staged")
+
+    def stages(*overrides: str) -> Stages:
+        config = compose([*SMALLER, f"paths.artifacts={artifacts}", *hub_settings(hub), *overrides]).config
+        return Stages(replace(config, data=replace(config.data, missing="build")))
+
+    return stages
+
+
+def a_corpus(place: Path, files: list[list[str | bytes | None]], budget: int, **settings) -> Artifact:
+    """The corpus that files with these texts give."""
+    directory = place / "hub" / "data" / "deu_Latn" / "train"
+    directory.mkdir(parents=True)
+    for number, texts in enumerate(files):
+        write_file(directory / f"{number:03d}.parquet", texts, "deu_Latn")
+    (place / "hub" / "README.md").write_text(card("deu_Latn", "data/deu_Latn/train/*"))
+    data = Data(corpus="web", hub={"de": [f"{place}/hub/deu_Latn"]}, holdout_fraction=0.2, **settings)
+    found = list_files(data.hub["de"], "data.hub.de")
+    return hub_corpus(data, "de", place / "artifacts", Pinned(found, budget), 1)
+
+
+def card(config: str, pattern: str) -> str:
+    return f"---\nconfigs:\n- config_name: {config}\n  data_files:\n  - split: train\n    path: '{pattern}'\n---\n"
+
+
+def texts_of(found: Artifact) -> dict[str, list[str]]:
+    return {split: [text for _, text in read_split(found, split)] for split in ("train", "holdout")}
+
+
+def test_a_sample_is_drawn_from_every_file_and_a_corpus_from_whole_files(hub, staged):
+    stages = staged()
+    files = stages.files("de")
+    assert len(files) == FILES
+    assert [file.name for file in files] != sorted(file.name for file in files), "an order of its own"
+    by_file = {file.name: set(pq.read_table(file.url)["text"].to_pylist()) for file in files}
+    sample = set(texts_of(stages.text("de"))["train"])
+    assert all(len(sample & texts) > 0.1 * len(sample) for texts in by_file.values())
+    train = texts_of(stages.corpus("de"))
+    whole = [name for name, texts in by_file.items() if texts <= {*train["train"], *train["holdout"]}]
+    assert whole and not any(set(train["train"]) & texts for name, texts in by_file.items() if name not in whole)
+
+
+def test_a_corpus_holds_what_the_matrix_needs(staged):
+    stages = staged()
+    rate = stages.tokenizer().facts["bytes_per_token"]["de"]
+    budget = stages.budget("de")
+    assert budget["budget_bytes"] == int(50e9 * 1e-6 * rate * 1.1), "half of the 100B of en-de"
+    assert stages.corpus("de").facts["train"]["bytes"] >= budget["budget_bytes"]
+    assert not stages.corpus("de").facts["exhausted"]
+    larger = staged("data.budget_bytes.de=1e9")
+    assert larger.corpus("de").fingerprint != stages.corpus("de").fingerprint
+    assert larger.corpus("de").facts["exhausted"]
+    assert stages.shards("de").facts["tokens"] > 50e9 * 1e-6, "no epoch is begun twice"
+
+
+def test_the_budget_is_worked_out_once(staged, hub):
+    stages = staged()
+    before = stages.budget("fr")
+    again = staged("scale.vocab_size=700")
+    assert again.budget("fr") == before, "another tokenizer does not change the corpus in silence"
+    assert again.corpus("fr").fingerprint == stages.corpus("fr").fingerprint
+
+
+def test_starved_text_has_the_world_in_nearly_equal_shares_and_the_total_of_the_destarved(staged):
+    starved, destarved = staged("tok=bl_starved").tokenizer().facts, staged().tokenizer().facts
+    assert len(starved["bytes"]) == 24
+    assert sum(starved["bytes"].values()) == pytest.approx(sum(destarved["bytes"].values()), rel=0.1)
+    enough = [size for lang, size in starved["bytes"].items() if lang not in starved["short"]]
+    assert max(enough) < 1.2 * min(enough)
+    assert starved["short"], "the stand-in's small languages have less, which is said"
+    premiums = {lang: size / destarved["bytes"]["en"] for lang, size in destarved["bytes"].items()}
+    for lang, language in LANGUAGES.items():
+        assert premiums[lang] == pytest.approx(language.byte_premium, rel=0.05)
+
+
+def test_samples_can_be_matched_by_bytes_and_premiums_measured(staged):
+    facts = staged("tok.match=bytes").tokenizer().facts
+    assert max(facts["bytes"].values()) < 1.05 * min(facts["bytes"].values())
+    measured = staged("tok.byte_premium=parallel").tokenizer().facts["byte_premium"]
+    assert measured["from"] == "parallel" and measured["en"] == 1.0
+    assert measured["ar"] > 1.2 and measured != staged().tokenizer().facts["byte_premium"]
+
+
+def test_what_cannot_be_used_is_left_out_named_and_counted(tmp_path):
+    good = [f"Dokument {i} mit genug Text" for i in range(60)]
+    long = "x" * 5000
+    files = [[*good[:30], "", None, INVALID, long], [*good[20:], good[0], long + "y", INVALID]]
+    found = a_corpus(tmp_path, files, 10**6, max_document_bytes=4000)
+    facts = found.facts
+    assert (facts["empty"], facts["too_long"], facts["not_utf8"], facts["duplicates"]) == (2, 2, 2, 11)
+    assert any("too_long, 5000 bytes" in line for line in facts["skipped"])
+    assert any("not_utf8" in line for line in facts["skipped"])
+    got = texts_of(found)
+    assert sorted(got["train"] + got["holdout"]) == sorted(good)
+    assert facts["train"]["docs"] + facts["holdout"]["docs"] == 60
+    assert facts["exhausted"]
+
+
+def test_a_source_that_tops_up_another_brings_nothing_in_twice(tmp_path, hub):
+    """The smaller set is part of the larger one: its holdout must not come back as training text."""
+    small, large = tmp_path / "hq", hub / "fineweb-2"
+    directory = small / "data" / "deu_Latn" / "train"
+    directory.mkdir(parents=True)
+    texts = [t for p in sorted((large / "data/deu_Latn/train").iterdir()) for t in pq.read_table(p)["text"].to_pylist()]
+    write_file(directory / "000.parquet", texts[::3], "deu_Latn")
+    (small / "README.md").write_text((large / "README.md").read_text())
+    data = Data(corpus="hq", hub={"de": [f"{small}/deu_Latn", f"{large}/deu_Latn"]}, holdout_fraction=0.2)
+    files = list_files(data.hub["de"], "data.hub.de")
+    assert str(small) in files[0].url
+    got = texts_of(hub_corpus(data, "de", tmp_path / "artifacts", Pinned(files, 10**9), 2))
+    assert len(set(got["train"])) == len(got["train"]) and len(set(got["holdout"])) == len(got["holdout"])
+    assert not set(got["train"]) & set(got["holdout"])
+    assert {*got["train"], *got["holdout"]} == set(texts)
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-500]), "has changed since it was pinned"),
+        (lambda path: path.unlink(), "it is pinned as a source"),
+        (lambda path: pq.write_table(pa.table({"text": ["other"]}), path), "has changed since it was pinned"),
+    ],
+)
+def test_a_pinned_file_that_changed_is_refused_by_name(tmp_path, damage, message):
+    path = tmp_path / "a.parquet"
+    write_file(path, ["ein Text"] * 50, "deu_Latn")
+    (file,) = _files(tmp_path)
+    damage(path)
+    with pytest.raises(ExperimentError, match=message) as caught:
+        list(read_column(file, "text", "data.hub.de"))
+    assert "a.parquet" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def _files(place: Path) -> tuple:
+    (place / "README.md").write_text(card("d", "*.parquet"))
+    return list_files([f"{place}/d"], "data.hub.de")
+
+
+def test_a_file_without_the_column_or_cut_short_before_it_was_pinned_is_refused(tmp_path):
+    write_file(tmp_path / "a.parquet", ["ein Text"] * 50, "deu_Latn")
+    (file,) = _files(tmp_path)
+    with pytest.raises(ExperimentError, match=r"a\.parquet has no column 'body'"):
+        list(read_column(file, "body", "data.hub.de"))
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])
+    (file,) = _files(tmp_path)
+    with pytest.raises(ExperimentError, match=r"a\.parquet cannot be read"):
+        list(read_column(file, "text", "data.hub.de"))
+
+
+@pytest.mark.parametrize("spec, message", [("nothing", "must be OWNER"), ("{hub}/fineweb-2/xyz", "'xyz' not found")])
+def test_a_source_that_there_is_not_is_one_line(hub, spec, message):
+    with pytest.raises(ExperimentError, match=message) as caught:
+        list_files([spec.format(hub=hub)], "data.hub.de")
+    assert str(caught.value).startswith("data.hub.de: ") and "\n" not in str(caught.value)
+
+
+def test_one_process_or_many_make_the_same_bytes(hub, tmp_path):
+    config = compose([*SMALLER, *hub_settings(hub), "data.budget_bytes.zh=1e9"]).config
+    config.data.missing = "build"
+    found = {}
+    for workers in (1, 3):
+        paths = replace(config.paths, artifacts=str(tmp_path / str(workers)))
+        found[workers] = contents(Stages(replace(config, paths=paths), workers).corpus("zh").path)
+    assert found[1] == found[3] and len(found[1]) == FILES + 3
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    """Relative path -> content of what artifacts hold; not locks, rates and the marks of what was verified."""
+    return {
+        str(path.relative_to(place)): path.read_bytes()
+        for path in sorted(place.rglob("*"))
+        if path.is_file() and path.name not in (".verified.json", "rates.json") and path.suffix != ".lock"
+    }
+
+
+def test_flores_is_known_by_its_counts_and_bytes(tmp_path, monkeypatch):
+    """Rows made up here have the right number of sentences; only those with FLORES+'s number of bytes are taken."""
+    made_up: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for lang, language in LANGUAGES.items():
+        left, rows = language.flores_bytes, []
+        for number in range(2009):
+            size = left if number == 2008 else left // (2009 - number)
+            rows.append("x" * size)
+            left -= size
+        made_up[lang, "dev"] = list(zip(map(str, range(997)), rows[:997], strict=True))
+        made_up[lang, "devtest"] = list(zip(map(str, range(1012)), rows[997:], strict=True))
+    monkeypatch.setattr(parallel, "flores", lambda lang, split, setting: made_up[lang, split])
+    data = Data(parallel=str(tmp_path / "flores.jsonl"), flores=True)
+    parallel.fetch_flores(data)
+    assert len(parallel.parallel_segments(data, list(LANGUAGES))) == 2009
+    assert len(parallel.development_segments(data, ["en"])) == 997
+    path = tmp_path / "flores.jsonl"
+    path.write_text(path.read_text().replace('"ar": "xx', '"ar": "x', 1))
+    with pytest.raises(ExperimentError, match=r"is not FLORES.*411838 bytes of ar, not 411839"):
+        parallel.parallel_segments(data, ["en", "ar"])
+    made_up["de", "dev"][0] = ("0", "ein anderer Satz")
+    with pytest.raises(ExperimentError, match="what the hub gave is not FLORES"):
+        parallel.fetch_flores(Data(parallel=str(tmp_path / "other.jsonl"), flores=True))
+    assert not (tmp_path / "other.jsonl").exists()
+
+
+def prepare(*overrides: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "experiment.prepare", *overrides]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+def test_prepare_shows_what_is_missing_and_a_run_names_it(hub, tmp_path, launcher):
+    settings = [*hub_settings(hub), f"paths.artifacts={tmp_path}/staged", "mixture=zh"]
+    dry = prepare(*launcher.base, *settings, "all=true", "data.lang=zh", "dry_run=true", "output=json")
+    assert dry.returncode == 0, dry.stderr
+    assert {piece["state"] for piece in json.loads(dry.stdout)} == {"missing"}
+    refused = launcher.start(*settings)
+    assert refused.returncode == 2 and "python -m experiment.prepare" in refused.stderr
+    assert "Traceback" not in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert not list((tmp_path / "staged").rglob("*.parquet"))
+
+
+@pytest.mark.slow
+def test_prepare_builds_what_a_run_needs_and_then_nothing(hub, tmp_path, launcher):
+    settings = [*hub_settings(hub), f"paths.artifacts={tmp_path}/staged", "mixture=zh"]
+    built = prepare(*launcher.base, *settings, "all=true", "data.lang=zh")
+    assert built.returncode == 0, built.stderr
+    assert "all 11 are there" in built.stdout
+    again = prepare(*launcher.base, *settings, "all=true", "data.lang=zh", "output=json")
+    assert {piece["state"] for piece in json.loads(again.stdout)} == {"ready"} and "building" not in again.stderr
+    trained = launcher.start(*settings)
+    assert trained.returncode == 0, trained.stderr
+    assert "building" not in trained.stdout
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("until=nothing", "until: got 'nothing'; must be one of text, tokenizer, corpus, shards"),
+        ("data.lang=xx", "data.lang: unknown language 'xx'"),
+        ("workers=0", "workers: got 0; must be at least 1"),
+        ("data.hub.de=[]", "data.hub.de: got []"),
+        ("data.sample_bytes=null", "data.sample_bytes: null"),
+        ("data.holdout_by=id", "data.holdout_by: got 'id'"),
+        ("data.budget_bytes.de=-1", "data.budget_bytes.de: got -1; must be above 0"),
+        ("data.world=x.jsonl", "data.world_hub: set, and data.world as well"),
+    ],
+)
+def test_bad_settings_are_one_line_before_anything_starts(hub, tmp_path, override, message):
+    result = prepare(*hub_settings(hub), f"paths.artifacts={tmp_path}", override)
+    assert result.returncode == 2 and message in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def over_http(root: Path, home: Path, code: str, busy: Callable[[str], int | None]) -> subprocess.CompletedProcess[str]:
+    """Run code with the hub's own client against the stand-in."""
+    with Hub(root, busy) as server:
+        environment = os.environ | {"HF_ENDPOINT": server.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+READ = """
+import hashlib
+from experiment.data.sources import list_files, read_column
+file = list_files(["owner/fineweb-2/deu_Latn"], "data.hub.de")[0]
+rows = [text for batch in read_column(file, "text", "data.hub.de") for text in batch]
+print(len(rows), len(set(rows)), file.url)
+"""
+
+
+@pytest.mark.slow
+def test_a_busy_hub_is_waited_for_and_is_no_exhausted_source(hub, tmp_path):
+    listed, asked = Counter[str](), Counter[str]()
+
+    def busy(path: str) -> int | None:
+        if "/tree/" in path:
+            listed[path] += 1
+            return 429 if listed[path] == 1 else None
+        asked[path] += 1
+        return 503 if path.endswith(".parquet") and 1 < asked[path] < 9 else None
+
+    result = over_http(hub, tmp_path, READ, busy)
+    assert result.returncode == 0, result.stderr
+    assert "trying again in" in result.stdout
+    rows, unique, url = result.stdout.splitlines()[-1].split()
+    assert rows == unique and url.startswith(f"hf://datasets/owner/fineweb-2@{Hub.COMMIT}/data/deu_Latn/train/")
+    refused = over_http(hub, tmp_path, READ, lambda path: 404 if path.endswith(".parquet") else None)
+    assert "cannot be read" in refused.stderr and "404" in refused.stderr and "trying again" not in refused.stdout
+
+
+@pytest.mark.slow
+def test_the_path_through_the_hubs_client_makes_the_same_corpora(hub, tmp_path):
+    settings = [*SMALLER, "data.lang=de", "tok=bl_starved", "until=corpus"]
+    local = prepare(*settings, *hub_settings(hub), f"paths.artifacts={tmp_path}/local")
+    assert local.returncode == 0, local.stderr
+    with Hub(hub) as server:
+        environment = os.environ | {"HF_ENDPOINT": server.url, "HF_HOME": f"{tmp_path}/home", "HF_HUB_DISABLE_XET": "1"}
+        remote = prepare(*settings, *hub_settings(Path("owner")), f"paths.artifacts={tmp_path}/remote", env=environment)
+    assert remote.returncode == 0, remote.stderr
+    parquet = {
+        place: sorted(path.read_bytes() for path in (tmp_path / place).rglob("*.parquet"))
+        for place in ("local", "remote")
+    }
+    assert parquet["local"] == parquet["remote"] and len(parquet["local"]) > 5
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_leave_the_same_artifacts(hub, tmp_path):
+    settings = [*SMALLER, *hub_settings(hub), "all=true", "workers=2", "data.budget_bytes.zh=1e9"]
+    calm = time.monotonic()
+    assert prepare(*settings, f"paths.artifacts={tmp_path}/calm").returncode == 0
+    calm = time.monotonic() - calm
+    command = [sys.executable, "-m", "experiment.prepare", *settings, f"paths.artifacts={tmp_path}/killed"]
+    chance, kills = random.Random(0), 0
+    kills_wanted = int(os.environ.get("TEST_KILLS", "10"))
+    while kills < kills_wanted:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=chance.uniform(0.15, 0.6) * calm)
+        if process.poll() is None:
+            kills += 1
+        elif process.returncode == 0:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    print(f"{kills} kills, {calm:.0f} s uninterrupted")
+    assert kills >= 3
+    last = prepare(*settings, f"paths.artifacts={tmp_path}/killed")
+    assert last.returncode == 0, last.stderr
+    calm_files, killed_files = contents(tmp_path / "calm"), contents(tmp_path / "killed")
+    assert calm_files.keys() == killed_files.keys()
+    assert [name for name in calm_files if calm_files[name] != killed_files[name]] == []
+
+
+@pytest.mark.slow
+def test_a_language_each_by_multirun(hub, tmp_path):
+    settings = [*SMALLER, *hub_settings(hub), f"paths.artifacts={tmp_path}/art", f"paths.runs={tmp_path}"]
+    result = prepare("-m", *settings, "all=true", "data.lang=de,zh")
+    assert result.returncode == 0, result.stderr
+    assert {path.parent.name.split("-")[1] for path in (tmp_path / "art/shards").glob("*/manifest.json")} == {
+        "de",
+        "zh",
+    }
+
+
+def test_shards_of_a_damaged_or_foreign_kind_are_refused_by_name(staged):
+    found = staged().shards("zh")
+    assert np.fromfile(found.path / "part-00000" / "shard.bin", np.uint16)[0] == 1
+    foreign = found.path / "part-00009"
+    foreign.mkdir()
+    (foreign / "shard.bin").write_bytes(b"\1\0")
+    with pytest.raises(ExperimentError, match=r"shard\.bin is not part of it"):
+        staged().shards("zh")
+    (foreign / "shard.bin").unlink()
+    foreign.rmdir()
+    assert staged().shards("zh").fingerprint == found.fingerprint
+    assert set(STUDY) < set(LANGUAGES)
+
+
+def test_nothing_is_built_where_it_must_be_there(hub, tmp_path):
+    config = compose([*SMALLER, f"paths.artifacts={tmp_path}", *hub_settings(hub)]).config
+    assert config.data.missing == "error"
+    with pytest.raises(Missing, match="the sources of en are not listed yet"):
+        Stages(config).text("en")
+    assert not list(tmp_path.iterdir())
+    assert SMALL
