@@ -355,7 +355,7 @@ def test_ten_kills_at_random_moments_leave_the_same_artifacts(hub, tmp_path):
     while kills < kills_wanted:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=chance.uniform(0.15, 0.6) * calm)
+            process.wait(timeout=chance.uniform(0.08, 0.25) * calm)
         if process.poll() is None:
             kills += 1
         elif process.returncode == 0:
@@ -363,7 +363,7 @@ def test_ten_kills_at_random_moments_leave_the_same_artifacts(hub, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
     print(f"{kills} kills, {calm:.0f} s uninterrupted")
-    assert kills >= 3
+    assert kills >= min(5, kills_wanted)
     last = prepare(*settings, f"paths.artifacts={tmp_path}/killed")
     assert last.returncode == 0, last.stderr
     calm_files, killed_files = contents(tmp_path / "calm"), contents(tmp_path / "killed")

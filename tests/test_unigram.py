@@ -20,8 +20,6 @@ from experiment.tokenizers.tokenizer import Tokenizer
 from experiment.tokenizers.unigram import BYTE_TOKENS, FIRST_ENTRY, STAND_INS, train_unigram
 from tests.test_tokenizers import BY_HAND
 
-pytest.importorskip("sentencepiece")
-
 VOCAB_SIZE = 2048
 LANGS = ("en", "de", "fr", "ar", "zh")
 AWKWARD = BY_HAND | {

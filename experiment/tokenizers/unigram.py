@@ -36,11 +36,11 @@ def train_unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     May have fewer than `vocab_size` entries where the text is too small, but always the 260 special and byte tokens.
     The same words in the same numbers give the same tokenizer, in whatever order. Takes memory for each distinct word
-    and about 20 bytes for each byte of text, of which 500 MB are looked at at a time.
+    and about 16 bytes for each byte of text, of which 500 MB at most are looked at at once.
 
     sentencepiece learns, tokenizers encodes: the latter's own trainer gives other probabilities at every call, raises
     where the text has more characters than `vocab_size`, and needs 8% more tokens (65,536 entries from 167 MB) and
-    2.6 times the processor's time.
+    2.5 times the processor's time.
 
     Raises ExperimentError if sentencepiece is not installed.
     """
