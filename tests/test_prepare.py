@@ -371,17 +371,6 @@ def test_ten_kills_at_random_moments_leave_the_same_artifacts(hub, tmp_path):
     assert [name for name in calm_files if calm_files[name] != killed_files[name]] == []
 
 
-@pytest.mark.slow
-def test_a_language_each_by_multirun(hub, tmp_path):
-    settings = [*SMALLER, *hub_settings(hub), f"paths.artifacts={tmp_path}/art", f"paths.runs={tmp_path}"]
-    result = prepare("-m", *settings, "all=true", "data.lang=de,zh")
-    assert result.returncode == 0, result.stderr
-    assert {path.parent.name.split("-")[1] for path in (tmp_path / "art/shards").glob("*/manifest.json")} == {
-        "de",
-        "zh",
-    }
-
-
 def test_shards_of_a_damaged_or_foreign_kind_are_refused_by_name(staged):
     found = staged().shards("zh")
     assert np.fromfile(found.path / "part-00000" / "shard.bin", np.uint16)[0] == 1

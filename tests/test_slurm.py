@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from experiment.launching.slurm import SlurmSettings, batches_of, script_of
 from experiment.matrix.runs import matrix_runs
 from experiment.run_directory import RunDirectory
 from tests.conftest import Finished, Launcher, assert_same_weights
+from tests.standin import hub_settings, make_hub
 
 MATRIX = ("hydra/sweeper=matrix", "hydra.sweeper.where=slurm")
 
@@ -186,3 +188,20 @@ def test_a_plain_sweep_through_submitit(launcher):
     for mixture in ("en", "zh"):
         record = json.loads((launcher.resolve(f"mixture={mixture}").directory / "run.json").read_text())
         assert record["state"] == "done"
+
+
+@slurm
+@pytest.mark.slow
+def test_languages_are_staged_by_jobs_side_by_side(tmp_path):
+    """What both need (samples, tokenizers) one of them builds, and the other waits for."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    hub = make_hub(tmp_path / "hub")
+    command = [sys.executable, "-m", "experiment.prepare", "-m", "hydra/launcher=submitit_slurm"]
+    command += ["hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=20", "data.lang=de,zh", "all=true"]
+    command += [*hub_settings(hub), "scale.token_scale=1e-6", "scale.vocab_size=600", f"paths.runs={tmp_path}/runs"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stderr
+    shards = (tmp_path / "runs/artifacts/shards").glob("*/manifest.json")
+    assert sorted(path.parent.name.rsplit("-", 1)[0] for path in shards) == [
+        f"fineweb-{lang}-bl_{condition}" for lang in ("de", "zh") for condition in ("destarved", "starved")
+    ]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from experiment.tokenizers.world import world_fingerprint
 
 UNK, BOS, EOS, PAD = range(4)
 MEASURED_BYTES = 10**6
+LEARNED_WITH = {"bl": ("tokenizers",), "unigram": ("sentencepiece", "tokenizers"), "pa": ("numpy", "tokenizers")}
+"""Libraries whose versions a vocabulary may depend on; recorded beside it."""
 
 
 class Tokenizer:
@@ -84,6 +87,7 @@ def tokenizer_artifact(
             )
         assert [learned.token_to_id(token) for token in SPECIAL_TOKENS] == [UNK, BOS, EOS, PAD]
         learned.save(str(out / "tokenizer.json"))
+        facts["learned_with"] = {name: version(name) for name in LEARNED_WITH[tok.flavor]}
         return facts | more | {"bytes_per_token": _bytes_per_token(Tokenizer(out / "tokenizer.json"), corpora)}
 
     return artifact(
