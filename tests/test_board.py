@@ -62,11 +62,13 @@ def test_disk_of_checkpoints():
 
 
 def test_epochs_are_counted_on_the_packed_corpus_with_a_warning_above_one(launcher):
-    tokens = prepare(launcher.compose("mixture=zh", "tok=bl_starved").config).shards["zh"].facts["tokens"]
+    facts = prepare(launcher.compose("mixture=zh", "tok=bl_starved").config).shards["zh"].facts
+    tokens = facts["tokens"]
     overrides = [*launcher.base, "scale.token_scale=1e-3"]
     runs = [r for r in matrix_runs(overrides=overrides) if r.name.startswith("zh__bl_starved")]
     report = plan(runs)
     assert report["runs"][0]["epochs"] == {"zh": pytest.approx(30e6 / tokens)}
+    assert report["runs"][0]["text_bytes"] == {"zh": pytest.approx(30e6 * facts["bytes"] / tokens)}, "as measured"
     assert len(report["warnings"]) == 1 and "zh is read" in report["warnings"][0]
 
 

@@ -74,9 +74,9 @@ def corpus(data: Data, lang: str, root: Path, workers: int = 1) -> Artifact:
 
 
 def hub_corpus(data: Data, lang: str, root: Path, pinned: Pinned, workers: int, sample: bool = False) -> Artifact:
-    """The corpus from pinned files of `data.hub`: whole files in their order until the budget is reached.
+    """The corpus from pinned files of `data.hub`: file after file in their order until the budget is reached.
 
-    A `sample` is drawn in equal shares across many files instead of from the first ones whole. Facts as of `corpus`,
+    A `sample` is drawn in equal shares across many files. Facts as of `corpus`,
     and whether the sources were `exhausted` before the budget was reached. Stopped at any point, it is gone on with.
     """
     name = f"{data.corpus}-{'sample-' if sample else ''}{lang}"
@@ -85,7 +85,7 @@ def hub_corpus(data: Data, lang: str, root: Path, pinned: Pinned, workers: int, 
     def build(out: Path) -> dict[str, Any]:
         if sample:
             return _build_sample(data, lang, pinned, out, workers, name)
-        jobs = [CorpusPart(data, lang, file) for file in pinned.files]
+        jobs = [CorpusPart(data, lang, file, pinned.budget_bytes) for file in pinned.files]
         facts = _build(jobs, out, pinned.budget_bytes, workers, f"corpora {name}")
         _require_documents(facts, f"data.hub.{lang}", data.holdout_fraction)
         return facts
