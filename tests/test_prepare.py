@@ -79,9 +79,9 @@ def test_a_sample_is_drawn_from_every_file_and_a_corpus_from_whole_files(hub, st
     by_file = {file.name: set(pq.read_table(file.url)["text"].to_pylist()) for file in files}
     sample = set(texts_of(stages.text("de"))["train"])
     assert all(len(sample & texts) > 0.1 * len(sample) for texts in by_file.values())
-    train = texts_of(stages.corpus("de"))
+    train = texts_of(staged("data.budget_bytes.de=600e3").corpus("de"))
     whole = [name for name, texts in by_file.items() if texts <= {*train["train"], *train["holdout"]}]
-    assert whole and not any(set(train["train"]) & texts for name, texts in by_file.items() if name not in whole)
+    assert len(whole) == 2 and not any(set(train["train"]) & texts for name, texts in by_file.items() if name not in whole)
 
 
 def test_a_corpus_holds_what_the_matrix_needs(staged):
@@ -90,7 +90,8 @@ def test_a_corpus_holds_what_the_matrix_needs(staged):
     budget = stages.budget("de")
     assert budget["budget_bytes"] == int(50e9 * 1e-6 * rate * 1.1), "half of the 100B of en-de"
     assert stages.corpus("de").facts["train"]["bytes"] >= budget["budget_bytes"]
-    assert not stages.corpus("de").facts["exhausted"]
+    assert not stages.corpus("de").facts["exhausted"] and len(stages.corpus("de").facts["parts"]) == 1
+    assert stages.corpus("de").facts["train"]["bytes"] < 1.1 * budget["budget_bytes"], "not all of a large file"
     larger = staged("data.budget_bytes.de=1e9")
     assert larger.corpus("de").fingerprint != stages.corpus("de").fingerprint
     assert larger.corpus("de").facts["exhausted"]
