@@ -316,13 +316,20 @@ def read_split(found: Artifact, split: str) -> Iterator[tuple[str, str]]:
 
 def read_part(place: Path) -> Iterator[tuple[str, str]]:
     """(id, text) of the training documents of one part, repeated ones left out."""
-    repeated = set(np.load(place / "repeated.npy").tolist()) if (place / "repeated.npy").exists() else ()
+    for batch in part_batches(place, ["id", "text"]):
+        yield from zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True)
+
+
+def part_batches(place: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The same as batches of at most BATCH documents."""
+    repeated = np.load(place / "repeated.npy") if (place / "repeated.npy").exists() else np.empty(0, dtype=np.int64)
     row = 0
-    for batch in pq.ParquetFile(place / "train.parquet").iter_batches(batch_size=BATCH):
-        for doc_id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist(), strict=True):
-            if row not in repeated:
-                yield doc_id, text
-            row += 1
+    for batch in pq.ParquetFile(place / "train.parquet").iter_batches(batch_size=BATCH, columns=list(columns)):
+        first, last = repeated.searchsorted([row, row + len(batch)])
+        kept = np.ones(len(batch), dtype=bool)
+        kept[repeated[first:last] - row] = False
+        yield batch if first == last else batch.filter(pa.array(kept))
+        row += len(batch)
 
 
 def _require_documents(found: dict[str, Any], setting: str, fraction: float) -> None:

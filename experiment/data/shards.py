@@ -2,16 +2,16 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from experiment.config.schema import Config
 from experiment.data.artifacts import Artifact, artifact
-from experiment.data.corpus import read_part
+from experiment.data.corpus import part_batches
 from experiment.data.parts import Advance, build_parts, cores
 from experiment.errors import RunRefused
 from experiment.matrix.names import tok_name
@@ -19,7 +19,6 @@ from experiment.run_directory import write_atomically
 from experiment.tokenizers.encoder import Encoder, EncoderMismatch
 from experiment.tokenizers.tokenizer import BOS, EOS
 
-TEXT_AT_ONCE = 2**20  # characters handed to the encoder
 SHARD, DOCUMENTS = "shard.bin", "documents.npy"
 NOT_FAST = "reference-encoder.txt"  # while shards are being made: the fast encoder gave other ids
 _BOS, _EOS = np.array([BOS], dtype=np.uint16), np.array([EOS], dtype=np.uint16)
@@ -75,34 +74,20 @@ def _pack(corpus: Artifact, tokenizer: Artifact, out: Path, workers: int, label:
 def write_shard(job: ShardPart, out: Path, advance: Advance) -> None:
     """Encode the training documents of one part of a corpus."""
     encoder = Encoder(job.tokenizer, threads=job.threads, fast=job.fast)
-    sizes: list[np.ndarray] = []
+    sizes: list[np.ndarray] = [np.empty((0, 2), dtype=np.uint32)]
     with open(out / SHARD, "wb") as file:
-        for texts in _by_size(read_part(job.place), TEXT_AT_ONCE):
-            encoded = encoder.encode_batch(texts)
-            pieces = [piece for ids in encoded for piece in (_BOS, ids, _EOS)]
-            np.concatenate(pieces).tofile(file)
+        for batch in part_batches(job.place, ["text"]):
+            encoded = encoder.encode_batch(batch["text"].to_pylist())
+            if encoded:
+                np.concatenate([piece for ids in encoded for piece in (_BOS, ids, _EOS)]).tofile(file)
             lengths = [len(ids) + 2 for ids in encoded]
-            bytes_ = [len(text.encode("utf-8")) for text in texts]
-            sizes.append(np.array([lengths, bytes_], dtype=np.uint32).T)
-            advance(sum(bytes_))
-    documents = np.concatenate(sizes) if sizes else np.empty((0, 2), dtype=np.uint32)
+            text_bytes = pc.binary_length(batch["text"]).to_numpy()
+            sizes.append(np.array([lengths, text_bytes], dtype=np.uint32).T)
+            advance(int(text_bytes.sum()))
+    documents = np.concatenate(sizes)
     np.save(out / DOCUMENTS, documents)
     tokens, size = (int(n) for n in documents.sum(axis=0, dtype=np.int64))
     write_atomically(out / "counts.json", json.dumps({"tokens": tokens, "docs": len(documents), "bytes": size}))
-
-
-def _by_size(documents: Iterator[tuple[str, str]], size: int) -> Iterator[list[str]]:
-    """Texts in groups of about `size` characters."""
-    texts: list[str] = []
-    held = 0
-    for _, text in documents:
-        texts.append(text)
-        held += len(text)
-        if held >= size:
-            yield texts
-            texts, held = [], 0
-    if texts:
-        yield texts
 
 
 class TokenStream:

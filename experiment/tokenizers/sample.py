@@ -35,10 +35,11 @@ def taken(pieces: Callable[[], Iterable[tuple[str, str]]], amount: int) -> tuple
 
     Reads twice and holds 16 bytes for each piece, never the texts.
     """
-    facts = np.array([(_key(key), len(text.encode("utf-8"))) for key, text in pieces()], dtype=np.uint64).reshape(-1, 2)
-    order = np.argsort(facts[:, 0], kind="stable")
-    before = np.concatenate([[0], np.cumsum(facts[order, 1], dtype=np.int64)[:-1]]) if len(order) else np.empty(0)
-    chosen = order[before < amount]
+    found = ((_key(key), len(text.encode("utf-8"))) for key, text in pieces())
+    facts = np.fromiter(found, dtype=[("key", np.uint64), ("bytes", np.int64)])
+    order = np.argsort(facts["key"], kind="stable")
+    sizes = facts["bytes"][order]
+    chosen = order[np.cumsum(sizes) - sizes < amount]
     wanted = np.zeros(len(facts), dtype=bool)
     wanted[chosen] = True
 
@@ -47,7 +48,7 @@ def taken(pieces: Callable[[], Iterable[tuple[str, str]]], amount: int) -> tuple
             if wanted[number]:
                 yield text
 
-    return texts, int(facts[chosen, 1].sum())
+    return texts, int(facts["bytes"][chosen].sum())
 
 
 def _key(key: str) -> int:
