@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from experiment.data.prepare import Stages
 
 STAGES = ("text", "tokenizer", "corpus", "shards")
-ENGLISH_BYTES_PER_TOKEN = 4.4
-"""For estimates before a tokenizer is there; other languages by their byte premium."""
+BYTES_PER_TOKEN = {
+    "starved": {"en": 3.647, "de": 3.350, "fr": 3.374, "ar": 4.589, "zh": 3.066},
+    "destarved": {"en": 4.377, "de": 4.594, "fr": 4.391, "ar": 6.771, "zh": 3.999},
+}
+"""Of a public Unigram vocabulary with 65,536 entries: for estimates while there is no tokenizer here."""
+TELLING_BYTES = 10**8
+"""Less than this and the time is that of starting up: no rate to go by."""
 
 
 @front_door("prepare", PrepareConfig)
@@ -101,8 +106,13 @@ def inventory(configs: Sequence[Config], langs: Sequence[str], until: str) -> li
     """What there is of everything these runs read. Builds nothing. Raises RunRefused for what is damaged."""
     from experiment.data.prepare import Stages
 
+    data = configs[0].data
     rates = _read_rates(Path(configs[0].paths.artifacts))
     pieces: dict[tuple[str, str], Piece] = {}
+    if data.flores:
+        there = Path(str(data.parallel)).exists()
+        note = "" if there else "gated: accept its terms and log in to the hub"
+        pieces["text", "FLORES+"] = Piece("text", "FLORES+", "ready" if there else "missing", None, None, 0.0, note)
     for config in configs:
         stages = Stages(replace(config, data=replace(config.data, missing="error")))
         for piece in _pieces(stages, langs, until, rates):
@@ -174,6 +184,8 @@ def _piece(
 
 def _needed(stages: "Stages", lang: str) -> tuple[int | None, str]:
     """UTF-8 bytes of training text of a language that is wanted from the hub, and where that is from."""
+    from experiment.data.prepare import SPARE
+
     config = stages.config
     if lang not in config.data.hub:
         return None, ""
@@ -182,24 +194,26 @@ def _needed(stages: "Stages", lang: str) -> tuple[int | None, str]:
         return int(budget["budget_bytes"]), budget["from"]
     except Missing:
         tokens = tokens_needed()[lang] * config.scale.token_scale
-        return int(tokens * _bytes_per_token(stages, lang)), "estimate; known when the tokenizers are there"
+        rate = BYTES_PER_TOKEN["destarved"][lang]
+        return int(tokens * rate * SPARE), "estimate; known when the tokenizers are there"
 
 
 def _bytes_per_token(stages: "Stages", lang: str) -> float:
     try:
         return float(stages.tokenizer().facts["bytes_per_token"][lang])
     except (Missing, KeyError):
-        return ENGLISH_BYTES_PER_TOKEN * LANGUAGES[lang].byte_premium
+        return BYTES_PER_TOKEN[stages.config.tok.condition][lang]
 
 
 def build(configs: Sequence[Config], langs: Sequence[str], until: str, workers: int | None) -> None:
     """Build what is missing, stage by stage, so that the conditions can be compared before the large downloads."""
-    from experiment.data.parallel import fetch_flores
+    from experiment.data.parallel import fetch_flores, parallel_segments
     from experiment.data.parts import cores
     from experiment.data.prepare import Stages, prepare
 
     if configs[0].data.flores:
         fetch_flores(configs[0].data)
+    parallel_segments(configs[0].data, langs)  # what is wrong with it is known before anything large is built
     count = workers or cores()
     all_stages = [Stages(replace(config, data=replace(config.data, missing="build")), count) for config in configs]
     for stage in STAGES[: STAGES.index(until) + 1]:
@@ -227,7 +241,7 @@ def _read_rates(root: Path) -> dict[str, float]:
     """Kind of artifact -> UTF-8 bytes per second when one was last built here; only estimates depend on it."""
     try:
         found = json.loads(_rates_file(root).read_text(encoding="utf-8"))
-        return {str(kind): float(rate) for kind, rate in found.items()}
+        return {str(kind): float(rate) for kind, rate in found.items() if 0 < float(rate) < float("inf")}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
 
@@ -235,7 +249,7 @@ def _read_rates(root: Path) -> dict[str, float]:
 def _remember_rates(root: Path) -> None:
     from experiment.data.parts import measured
 
-    rates = {kind: size / seconds for kind, (size, seconds) in measured.items() if size and seconds > 0}
+    rates = {kind: size / seconds for kind, (size, seconds) in measured.items() if size >= TELLING_BYTES}
     if rates:
         write_atomically(_rates_file(root), json.dumps(_read_rates(root) | rates) + "\n")
 
@@ -252,11 +266,11 @@ def _summary(pieces: Sequence[Piece]) -> str:
     if not missing:
         disk = sum(piece.disk_bytes or 0 for piece in pieces)
         return f"all {len(pieces)} are there, {_size(disk)} on disk"
-    known = [piece.disk_bytes for piece in missing if piece.disk_bytes is not None]
+    known = [piece.disk_bytes for piece in missing if piece.disk_bytes]
     cost = f"about {_size(sum(known))} more on disk" if known else "size unknown"
     times = [piece.seconds for piece in missing]
     took = [seconds for seconds in times if seconds is not None]
-    when = f"about {_hours(sum(took))} at the rates seen here" if took else "time unknown until something is built here"
+    when = f"about {_hours(sum(took))} at the rates seen here" if took else "time unknown until 100 MB were built here"
     return f"{ready} of {len(pieces)} are there; missing: {cost}, {when}"
 
 

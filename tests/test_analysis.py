@@ -425,7 +425,7 @@ def test_the_command_says_no_and_ends_well(tmp_path, artifacts):
     report = json.loads(result.stdout)
     assert report["differ"] is False and "do not differ enough" in report["verdict"]
     assert report["fingerprints"].keys() == {"bl_starved", "bl_destarved"} and len(report["rows"]) == 10
-    out = tmp_path / "reports" / "tokenizers-tiny-bl"
+    out = tmp_path / "reports" / "tokenizers-tiny-embedded-bl"
     assert json.loads((out / "tokenizers.json").read_text(encoding="utf-8")) == report
     assert report["verdict"] in (out / "tokenizers.md").read_text(encoding="utf-8")
     result = ask(*places)

@@ -191,8 +191,8 @@ def test_shards_hold_every_document_between_bos_and_eos(launcher):
     prepared = prepare(config)
     tokenizer = load_tokenizer(prepared.tokenizer)
     found = prepared.shards["ar"]
-    tokens = np.concatenate([np.fromfile(p, dtype=np.uint16) for p in sorted(found.path.glob("part-*/shard.bin"))])
-    documents = np.load(found.path / "part-00000" / "documents.npy")
+    tokens = np.concatenate([np.fromfile(p, dtype=np.uint16) for p in sorted(found.path.glob("*/part-*/shard.bin"))])
+    documents = np.load(found.path / "fast" / "part-00000" / "documents.npy")
     texts = [text for _, text in read_split(prepared.corpora["ar"], "train")]
     assert len(texts) == len(documents) == found.facts["docs"]
     position = 0
@@ -210,7 +210,8 @@ def test_windows_read_across_shard_borders_and_leave_no_token_out(tmp_path):
     for number, (start, stop) in enumerate(((0, 300), (300, 317), (317, 1000))):
         (tmp_path / f"part-{number:05d}").mkdir()
         tokens[start:stop].tofile(tmp_path / f"part-{number:05d}" / "shard.bin")
-    stream = TokenStream(Artifact(tmp_path, "", {"tokens": 1000, "shards": [300, 17, 683]}))
+    facts = {"tokens": 1000, "shards": [300, 17, 683], "parts": [f"part-{i:05d}" for i in range(3)]}
+    stream = TokenStream(Artifact(tmp_path, "", facts))
     for context in (7, 64, 333, 999):
         windows = [stream.window(i, context) for i in range(stream.windows(context))]
         targets = np.concatenate([window[1:] for window in windows])
@@ -283,9 +284,9 @@ def test_columns_of_no_interest_may_hold_anything(tmp_path):
 
 def test_shards_overwritten_with_other_content_of_equal_size_are_refused(launcher, tmp_path):
     config = launcher.compose("mixture=zh", f"paths.artifacts={tmp_path}/own").config
-    (shard,) = prepare(config).shards["zh"].path.glob("part-*/shard.bin")
+    (shard,) = prepare(config).shards["zh"].path.glob("*/part-*/shard.bin")
     shard.write_bytes(b"\x05\x00" * (shard.stat().st_size // 2))
-    with pytest.raises(RunRefused, match=r"part-00000/shard\.bin does not have the content it was made with"):
+    with pytest.raises(RunRefused, match=r"fast/part-00000/shard\.bin does not have the content it was made with"):
         prepare(config)
 
 

@@ -56,10 +56,9 @@ def test_every_run_of_the_matrix_is_what_the_command_line_composes(overrides):
     for run in matrix_runs(overrides=["scale=main", *overrides]):
         if overrides and run.mixture not in ("en-ar", "zh"):
             continue
-        composed = compose(["scale=main", *(f"{group}={option}" for group, option in run.choices), *overrides])
         # at main the canonical corpus is not the default of train.yaml
-        composed.config.data.corpus = composed.config.scale.data
-        alone = resolve(composed)
+        rows = [f"{group}={option}" for group, option in run.choices]
+        alone = resolve(compose(["scale=main", "data=fineweb", *rows, *overrides]))
         assert alone.resolved() == run.resolved()
         assert alone.science == run.science
 
@@ -139,3 +138,13 @@ def test_marks_are_named_in_millions_and_never_collide():
     assert mark_name(24e9) == "stable_24000M"
     assert mark_name(500e3) == "stable_500k"
     assert len({mark_name(x) for x in (1e6, 1.5e6, 1.4e6, 1e3, 1.0, 0.5, 2e9)}) == 7
+
+
+def test_full_size_runs_have_their_plain_names_on_the_corpus_of_their_scale():
+    assert resolve(compose(["mixture=en", "tok=bl_starved"], "cluster")).name == "en__bl_starved"
+    assert resolve(compose(["mixture=en", "scale=pilot", "data=fineweb"])).name == "en__bl_destarved"
+    named = resolve(compose(["mixture=en", "scale=main", "data=fineweb", "data.sample_bytes=1e8"])).name
+    assert named == "en__bl_destarved__sample_bytes-100000000"
+    assert {run.name for run in matrix_runs(overrides=["scale=main"])} == {
+        run.name for run in matrix_runs(overrides=["scale=main", "data=fineweb"])
+    }

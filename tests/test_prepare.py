@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,12 +23,14 @@ import pytest
 from experiment.config.compose import compose
 from experiment.config.schema import Data
 from experiment.data import parallel
-from experiment.data.artifacts import Artifact
+from experiment.data.artifacts import Artifact, artifact, building
 from experiment.data.corpus import hub_corpus, read_split
+from experiment.data.parts import build_parts
 from experiment.data.prepare import Stages
 from experiment.data.sources import Pinned, list_files, read_column
 from experiment.errors import ExperimentError, Missing
 from experiment.matrix.languages import LANGUAGES
+from experiment.tokenizers.encoder import EncoderMismatch
 from tests.conftest import SMALL
 from tests.standin import FILES, INVALID, STUDY, Hub, hub_settings, make_hub, write_file
 
@@ -81,7 +84,9 @@ def test_a_sample_is_drawn_from_every_file_and_a_corpus_from_whole_files(hub, st
     assert all(len(sample & texts) > 0.1 * len(sample) for texts in by_file.values())
     train = texts_of(staged("data.budget_bytes.de=600e3").corpus("de"))
     whole = [name for name, texts in by_file.items() if texts <= {*train["train"], *train["holdout"]}]
-    assert len(whole) == 2 and not any(set(train["train"]) & texts for name, texts in by_file.items() if name not in whole)
+    assert len(whole) == 2 and not any(
+        set(train["train"]) & texts for name, texts in by_file.items() if name not in whole
+    )
 
 
 def test_a_corpus_holds_what_the_matrix_needs(staged):
@@ -325,6 +330,13 @@ def test_a_busy_hub_is_waited_for_and_is_no_exhausted_source(hub, tmp_path):
     assert "trying again in" in result.stdout
     rows, unique, url = result.stdout.splitlines()[-1].split()
     assert rows == unique and url.startswith(f"hf://datasets/owner/fineweb-2@{Hub.COMMIT}/data/deu_Latn/train/")
+    listing = Counter[str]()
+
+    def readme_is_busy(path: str) -> int | None:
+        listing[path] += 1
+        return 503 if "README" in path and listing[path] < 15 else None
+
+    assert over_http(hub, tmp_path, READ, readme_is_busy).returncode == 0
     refused = over_http(hub, tmp_path, READ, lambda path: 404 if path.endswith(".parquet") else None)
     assert "cannot be read" in refused.stderr and "404" in refused.stderr and "trying again" not in refused.stdout
 
@@ -372,9 +384,142 @@ def test_ten_kills_at_random_moments_leave_the_same_artifacts(hub, tmp_path):
     assert [name for name in calm_files if calm_files[name] != killed_files[name]] == []
 
 
+def test_other_sources_or_another_scale_are_another_corpus_never_the_old_one(hub, staged):
+    """What was listed once holds for the same data sets only."""
+    german = staged("data.budget_bytes.de=100e3").corpus("de")
+    french = staged("data.budget_bytes.de=100e3", f"data.hub.de=[{hub}/fineweb-2/fra_Latn]").corpus("de")
+    assert german.fingerprint != french.fingerprint
+    assert not set(texts_of(german)["train"]) & set(texts_of(french)["train"])
+    with pytest.raises(ExperimentError, match=r"data\.hub\.de: .*xx.* cannot be had"):
+        staged(f"data.hub.de=[{hub}/fineweb-2/xx]").corpus("de")
+    small, large = staged().budget("de"), staged("scale.token_scale=2e-6").budget("de")
+    assert large["budget_bytes"] == pytest.approx(2 * small["budget_bytes"], rel=0.01)
+    assert staged("data.world_languages=20", "tok=bl_starved").world().fingerprint != (
+        staged("tok=bl_starved").world().fingerprint
+    )
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", '{"files": []}', '{"files": [{"name": 1}]}', "{", ""])
+def test_a_damaged_pin_is_refused_by_name(hub, tmp_path, content):
+    config = compose([*SMALLER, f"paths.artifacts={tmp_path}", *hub_settings(hub)]).config
+    config.data.missing = "build"
+    Stages(config).files("de")
+    (path,) = (tmp_path / "sources").glob("fineweb-de-*.json")
+    path.write_text(content)
+    with pytest.raises(ExperimentError, match=rf"{path.name}: cannot be read .* remove it"):
+        Stages(config).files("de")
+
+
+def test_names_with_pattern_characters_are_read_once_each(tmp_path):
+    place = tmp_path / "at@here"
+    place.mkdir()
+    for name in ("a[1].parquet", "a1.parquet", "a*.parquet"):
+        write_file(place / name, [f"{name} {i}" for i in range(60)], "d")
+    files = _files(place)
+    texts = [text for file in files for batch in read_column(file, "text", "data.hub.de") for text in batch]
+    assert len(files) == 3 and len(set(texts)) == len(texts) == 180
+
+
+def test_a_file_without_rows_has_no_documents_and_one_without_text_is_refused(tmp_path):
+    write_file(tmp_path / "a.parquet", [], "d")
+    write_file(tmp_path / "b.parquet", ["ein Text"] * 3, "d")
+    read = {file.name: [x for batch in read_column(file, "text", "s") for x in batch] for file in _files(tmp_path)}
+    assert read == {"a.parquet": [], "b.parquet": [b"ein Text"] * 3}
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "a.parquet")
+    (file,) = [file for file in _files(tmp_path) if file.name == "a.parquet"]
+    with pytest.raises(ExperimentError, match="column 'text' holds int64, not text"):
+        list(read_column(file, "text", "s"))
+
+
+class Slow:
+    """Jobs of test_parts: importable, so that another process can build them."""
+
+    @staticmethod
+    def build(job: float, out: Path, advance: Callable[[int], None]) -> None:
+        (out / "pid").write_text(str(os.getpid()))
+        end = time.monotonic() + job
+        while time.monotonic() < end:
+            advance(1)
+
+
+def test_a_worker_that_is_killed_ends_the_command_in_one_line(tmp_path):
+    def kill_first() -> None:
+        while not (found := [p for p in tmp_path.glob("part-*.tmp/pid") if p.read_text()]):
+            time.sleep(0.01)
+        os.kill(int(found[0].read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_first)
+    killer.start()
+    with pytest.raises(ExperimentError, match="a worker process was killed, perhaps for memory"):
+        list(build_parts(tmp_path, [3.0] * 4, Slow.build, 2, "corpora x"))
+    killer.join()
+
+
+def test_parts_that_are_not_wanted_any_more_are_not_waited_for(tmp_path):
+    start = time.monotonic()
+    for _ in build_parts(tmp_path, [0.1, 300.0], Slow.build, 2, "corpora x"):
+        break
+    assert time.monotonic() - start < 60
+
+
+def test_what_a_kill_left_half_written_is_no_part_of_the_artifact(tmp_path):
+    def build(out: Path) -> dict:
+        (out / "x").write_text("whole")
+        return {}
+
+    place = tmp_path / "things" / "a"
+    made = artifact(tmp_path, "things", "a", {}, build, resumable=True)
+    shutil.rmtree(made.path)
+    beside = building(place.with_name(made.path.name))
+    beside.mkdir()
+    (beside / ".facts.json.123.tmp").write_text("half")
+    again = artifact(tmp_path, "things", "a", {}, build, resumable=True)
+    assert sorted(path.name for path in again.path.iterdir() if path.name != ".verified.json") == ["manifest.json", "x"]
+    (again.path / ".verified.json").write_text("[]")
+    assert artifact(tmp_path, "things", "a", {}, build).facts == {}, "only a note of what was verified"
+
+
+def test_a_world_sample_goes_on_after_a_kill_while_it_clears_up(staged, tmp_path, monkeypatch):
+    stages = staged("tok=bl_starved", f"paths.artifacts={tmp_path}")
+    removed = shutil.rmtree
+
+    def killed(place, *args, **kwargs):
+        if Path(place).name.startswith("round-") and not (tmp_path / "once").exists():
+            (tmp_path / "once").touch()
+            next(Path(place).rglob("texts.parquet")).unlink()
+            raise KeyboardInterrupt
+        return removed(place, *args, **kwargs)
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        stages.world()
+    again = staged("tok=bl_starved", f"paths.artifacts={tmp_path}").world()
+    assert again.facts["bytes"] and not list(again.path.glob("round-*"))
+
+
+def test_a_fast_encoder_that_differs_leaves_nothing_of_its_own(staged, tmp_path, monkeypatch):
+    from experiment.data import shards as room
+
+    expected = staged().shards("zh")
+    real = room.Encoder.encode_batch
+
+    def differs(self, texts):
+        if self.name == "tiktoken":
+            raise EncoderMismatch("tiktoken and tokenizers differ from token 1 of a document")
+        return real(self, texts)
+
+    monkeypatch.setattr(room.Encoder, "encode_batch", differs)
+    corpus, tokenizer = staged().corpus("zh"), staged().tokenizer()
+    found = room.shards(staged().config, "zh", corpus, tokenizer, tmp_path)
+    assert found.facts["tokens"] == expected.facts["tokens"]
+    assert {path.relative_to(found.path).parts[0] for path in found.path.rglob("shard.bin")} == {"reference"}
+    for mine, theirs in zip(found.facts["parts"], expected.facts["parts"], strict=True):
+        assert (found.path / mine / "shard.bin").read_bytes() == (expected.path / theirs / "shard.bin").read_bytes()
+
+
 def test_shards_of_a_damaged_or_foreign_kind_are_refused_by_name(staged):
     found = staged().shards("zh")
-    assert np.fromfile(found.path / "part-00000" / "shard.bin", np.uint16)[0] == 1
+    assert np.fromfile(found.path / "fast" / "part-00000" / "shard.bin", np.uint16)[0] == 1
     foreign = found.path / "part-00009"
     foreign.mkdir()
     (foreign / "shard.bin").write_bytes(b"\1\0")

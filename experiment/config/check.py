@@ -100,7 +100,8 @@ def _at_least(name: str, value: float | None, least: float, strictly: bool = Fal
 
 def _not_finite(config: Config) -> Iterator[str]:
     for key, value in settings_of(config).items():
-        for number in value if isinstance(value, list) else [value]:
+        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        for number in numbers:
             if isinstance(number, float) and not math.isfinite(number):
                 yield f"{key}: got {number}; must be a finite number"
 
@@ -242,12 +243,14 @@ def _data_problems(c: Config) -> Iterator[str]:
         yield "data.flores: true, but data.parallel is null; name the file that FLORES+ is kept in"
     needed = dict.fromkeys(c.mixture.langs, "the mixture trains on it")
     for lang in c.tok.langs:
-        needed.setdefault(lang, f"the tokenizers' amount is set by tok.langs={c.tok.langs}")
+        needed.setdefault(lang, f"tokenizers learn from it, or set tok.langs (now {','.join(c.tok.langs)})")
     for lang, why in needed.items():
         if lang in LANGUAGES and not data.files.get(lang) and lang not in data.hub:
             yield f"data.files: nothing for {lang!r}, but {why}; set data.files.{lang}=FILE"
     if c.tok.condition == "starved" and data.world is None and data.world_hub is None:
         yield "data.world: null, but a starved tokenizer is learned from it; name a jsonl of `lang`, `text`"
+    if data.world_hub is not None and not data.world_hub.partition("@")[0].strip("/"):
+        yield f"data.world_hub: got {data.world_hub!r}; must be OWNER/NAME[@REVISION] or a directory"
     if data.world is not None and data.world_hub is not None:
         yield "data.world_hub: set, and data.world as well; the world's text has one source"
 

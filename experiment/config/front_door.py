@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiment.config.compose import CONF, register
@@ -43,6 +43,11 @@ def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig
                 nonlocal code, started, failure
                 started = True
                 try:
+                    if OmegaConf.get_type(cfg) is not schema:
+                        name = HydraConfig.get().job.config_name
+                        raise ConfigError(
+                            [f"--config-name: {name} is none of this program's; set scale=, data= and so on"]
+                        )
                     code = task(cfg) or 0
                 except (ExperimentError, OSError) as error:
                     if HydraConfig.get().mode is RunMode.MULTIRUN:

@@ -385,4 +385,4 @@ class TokenizersConfig(Config):
     output: str = "table"
     """`table`, or `json`: nothing but JSON on stdout."""
     out: str | None = None
-    """Directory of the analysis; null: <paths.runs>/reports/tokenizers-<scale>-<flavor>."""
+    """Directory of the analysis; null: <paths.runs>/reports/tokenizers-<scale>-<corpus>-<flavor>."""

@@ -78,6 +78,8 @@ def artifact(
         print(f"building {kind}/{place.name}", flush=True)
         try:
             facts = build(beside)
+            for left in beside.rglob(".*.tmp"):  # of a process that was killed while it wrote a file
+                left.unlink()
             files = {str(p.relative_to(beside)): p for p in sorted(beside.rglob("*")) if p.is_file()}
             manifest = {
                 "kind": kind,
@@ -91,9 +93,11 @@ def artifact(
             write_atomically(beside / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
             os.rename(beside, place)
             sync_directory(place.parent)
-        except BaseException:
+        except BaseException as error:
             if not resumable:
                 shutil.rmtree(beside, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno and error.filename is None:
+                error.filename = str(beside)  # say where the disk is full
             raise
     found = _open(place, fingerprint)
     assert found is not None
@@ -144,6 +148,8 @@ def _open(place: Path, fingerprint: str) -> Artifact | None:
         manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
         if manifest["fingerprint"] != fingerprint:
             raise ValueError(f"it is another one, {manifest['fingerprint'][:12]}")
+        if not isinstance(manifest["facts"], dict):
+            raise ValueError("its manifest has no facts")
         _verify(place, manifest["files"])
         return Artifact(place, fingerprint, manifest["facts"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -155,7 +161,10 @@ def _open(place: Path, fingerprint: str) -> Artifact | None:
 def _verify(place: Path, files: dict[str, dict[str, Any]]) -> None:
     """Compare sizes and checksums with the manifest; files that have not changed since are not read again."""
     stamp_file = place / VERIFIED
-    stamps = json.loads(stamp_file.read_text(encoding="utf-8")) if stamp_file.exists() else {}
+    stamps: Any = {}
+    with suppress(OSError, ValueError):  # only a note of what was verified
+        stamps = json.loads(stamp_file.read_text(encoding="utf-8"))
+    stamps = stamps if isinstance(stamps, dict) else {}
     if foreign := sorted(path.name for path in place.rglob("*") if _is_foreign(path, place, files)):
         raise ValueError(f"{foreign[0]} is not part of it")
     seen = {}

@@ -84,7 +84,9 @@ def hub_corpus(data: Data, lang: str, root: Path, pinned: Pinned, workers: int, 
 
     def build(out: Path) -> dict[str, Any]:
         if sample:
-            return _build_sample(data, lang, pinned, out, workers, name)
+            facts = _build_sample(data, lang, pinned, out, workers, name)
+            _require_documents(facts, f"data.hub.{lang}", data.holdout_fraction, ("train",))
+            return facts
         jobs = [CorpusPart(data, lang, file, pinned.budget_bytes) for file in pinned.files]
         facts = _build(jobs, out, pinned.budget_bytes, workers, f"corpora {name}")
         _require_documents(facts, f"data.hub.{lang}", data.holdout_fraction)
@@ -300,7 +302,9 @@ def _documents(job: CorpusPart) -> Iterator[tuple[str | None, bytes]]:
 
 
 def _name(job: CorpusPart) -> str:
-    return job.source.name if isinstance(job.source, SourceFile) else job.source[0].name
+    if isinstance(job.source, SourceFile):
+        return job.source.name
+    return job.source[0].name if len(job.source) == 1 else f"the {len(job.source)} text files"
 
 
 def read_split(found: Artifact, split: str) -> Iterator[tuple[str, str]]:
@@ -332,12 +336,16 @@ def part_batches(place: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch
         row += len(batch)
 
 
-def _require_documents(found: dict[str, Any], setting: str, fraction: float) -> None:
+def _require_documents(
+    found: dict[str, Any], setting: str, fraction: float, splits: Sequence[str] = ("train", "holdout")
+) -> None:
     """Raises ExperimentError for a corpus that has nothing to train on or nothing held out."""
-    for split in ("train", "holdout"):
+    for split in splits:
         if not found[split]["docs"]:
             docs = found["train"]["docs"] + found["holdout"]["docs"]
+            left_out = [f"{found[key]} {key}" for key in ("duplicates", "empty", "too_long", "not_utf8") if found[key]]
+            also = f"; left out: {', '.join(left_out)}" if left_out else ""
             raise ExperimentError(
                 f"{setting}: no document for the {split} split of {docs} documents at "
-                f"data.holdout_fraction={fraction:g}"
+                f"data.holdout_fraction={fraction:g}{also}"
             )

@@ -4,6 +4,8 @@ import codecs
 import glob
 import io
 import json
+import lzma
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,10 @@ from experiment.config.schema import Data
 from experiment.errors import ExperimentError
 
 READERS = {"jsonl": "json", "json": "json", "parquet": "parquet", "txt": "text", "text": "text"}
+READING_ERRORS = (
+    *(OSError, ValueError, TypeError, RuntimeError, EOFError),
+    *(pa.ArrowException, lzma.LZMAError, zlib.error),
+)
 COMPRESSIONS = ("gz", "xz", "zst", "bz2")
 
 
@@ -55,7 +61,8 @@ def raw_documents(data: Data, lang: str, paths: Sequence[Path]) -> Iterator[tupl
                     f"data.text_column: {path.name} has no column {data.text_column!r} in row {number}; "
                     f"it has {', '.join(sorted(row))}"
                 )
-            yield _id(row.get("id")), _text(row[data.text_column], f"{setting}: row {number} of {path.name}")
+            where = f"{setting}: row {number} of {path.name}"
+            yield _id(row.get("id"), where), _text(row[data.text_column], where)
 
 
 def records(path: str, setting: str, columns: Sequence[str], also: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -64,6 +71,7 @@ def records(path: str, setting: str, columns: Sequence[str], also: Sequence[str]
     Raises ExperimentError where one of `columns` holds no text.
     """
     for number, row in enumerate(_rows(setting, require_file(path, setting), (*columns, *also))):
+        row["id"] = _id(row.get("id"), f"{setting}: row {number} of {path}")
         for column in columns:
             if not _text(row.get(column), f"{setting}: row {number} of {path}, column {column!r},"):
                 raise ExperimentError(f"{setting}: row {number} of {path} has no text in column {column!r}")
@@ -94,10 +102,10 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _id(value: Any) -> str | None:
+def _id(value: Any, where: str) -> str | None:
     if isinstance(value, float) and value.is_integer():  # a column of whole numbers with gaps is read as floats
         value = int(value)
-    return None if value is None else str(value)
+    return None if value is None else _text(str(value), f"{where}: id")
 
 
 def _rows(setting: str, path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -107,6 +115,8 @@ def _rows(setting: str, path: Path, columns: Sequence[str]) -> Iterator[dict[str
             return
         try:
             present = pq.read_schema(path).names
+            if not pq.read_metadata(path).num_rows:
+                return
         except (OSError, pa.ArrowException) as error:
             raise ExperimentError(f"{setting}: {path} cannot be read: {one_line(error)}") from error
         wanted = [column for column in columns if column in present]
@@ -122,7 +132,7 @@ def _rows(setting: str, path: Path, columns: Sequence[str]) -> Iterator[dict[str
             continue
         try:
             parsed = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ExperimentError(f"{setting}: line {number + 1} of {path} is not JSON: {error}") from error
         if not isinstance(parsed, dict):
             raise ExperimentError(
@@ -177,7 +187,7 @@ def _streamed(setting: str, reader: str, paths: Sequence[Path], **options: Any) 
     names = [glob.escape(str(path.absolute())) for path in paths]  # datasets would match patterns once more
     try:
         yield from datasets.load_dataset(reader, data_files=names, split="train", streaming=True, **options)
-    except (OSError, ValueError, TypeError, RuntimeError, EOFError, pa.ArrowException) as error:
+    except READING_ERRORS as error:
         which = paths[0] if len(paths) == 1 else f"{paths[0]} .. {paths[-1]}"
         raise ExperimentError(f"{setting}: {which} cannot be read: {one_line(error)}") from error
 

@@ -22,7 +22,8 @@ def parallel_segments(data: Data, langs: Sequence[str]) -> list[dict[str, Any]]:
         return []
     if data.flores and not Path(data.parallel).exists():
         raise ExperimentError(
-            f"data.parallel: {data.parallel}: FLORES+ is not there yet; `python -m experiment.prepare` fetches it"
+            f"data.parallel: {data.parallel}: FLORES+ is not there yet; python -m experiment.prepare with the same "
+            "settings fetches it"
         )
     rows = list(records(data.parallel, "data.parallel", ("id", *langs), also=("split",)))
     if not rows:
@@ -71,8 +72,8 @@ def flores(lang: str, split: str, setting: str) -> list[tuple[str, str]]:
         rows = quiet_datasets().load_dataset(FLORES, LANGUAGES[lang].flores, split=split)
     except Exception as error:  # the hub's client raises many kinds for no access, no network and no such data set
         raise ExperimentError(
-            f"{setting}: {FLORES} cannot be had ({one_line(error)[:200]}); accept its terms on the hub and log in "
-            "(`hf auth login`), or use a local copy"
+            f"{setting}: {FLORES} cannot be had ({one_line(error)[:200]}); it takes a network, accepting its terms on "
+            "the hub and `hf auth login`; other parallel text: data.flores=false data.parallel=FILE"
         ) from error
     return [(str(row["id"]), row["text"]) for row in rows]
 

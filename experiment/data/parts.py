@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,16 @@ from experiment.errors import ExperimentError
 
 SECONDS_BETWEEN_LINES = 30.0  # of progress, where stderr is no terminal
 SHOWN_FROM_SECONDS = 2.0
-ORPHAN_POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2
+SLOTS = 1024  # of counters, more than there are workers
 
 Advance = Callable[[int], None]
-"""Tells how many more bytes a part has dealt with; raises Stopped when they are not wanted any more."""
+"""Tells how many more bytes a part has dealt with."""
 
 measured: dict[str, list[float]] = {}
 """Kind of artifact (the first word of a label) -> bytes dealt with by this process and its workers, and seconds."""
 
 _done: Any = None
-_stop: Any = None
-
-
-class Stopped(Exception):
-    """The part is not needed any more."""
 
 
 def cores() -> int:
@@ -75,7 +70,8 @@ def _in_processes(
     may_start: Callable[[int], bool],
 ) -> Iterator[tuple[int, Path]]:
     context = multiprocessing.get_context("spawn")  # threads of pyarrow and of the hub's client do not survive a fork
-    done, stop = context.Value("q", 0), context.Event()
+    # nothing with a lock, which a worker that is killed would keep: progress may miscount, and that is all
+    done, stop = context.RawArray("q", SLOTS), context.RawValue("b", 0)
     pool = ProcessPoolExecutor(workers, context, _begin_worker, (done, stop, os.getpid()))
     running: dict[int, Future[None]] = {}
     next_job = 0
@@ -90,8 +86,8 @@ def _in_processes(
                     running.pop(finished).result()
                 if number not in running and number < next_job:
                     break
-                wait(running.values(), timeout=0.2, return_when="FIRST_COMPLETED")
-                progress.show(done.value)
+                wait(running.values(), timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
+                progress.show(sum(done))
             yield number, _place(out, number)
     except BrokenProcessPool as error:
         raise ExperimentError(
@@ -99,34 +95,33 @@ def _in_processes(
             "same command goes on; try fewer workers"
         ) from error
     finally:
-        stop.set()
+        stop.value = 1
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _begin_worker(done: Any, stop: Any, parent: int) -> None:
-    global _done, _stop
-    _done, _stop = done, stop
+    global _done
+    _done = done
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells us to stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a pool of threads in every worker would be one too many
 
-    def leave_with_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(ORPHAN_POLL_SECONDS)
+    def leave() -> None:
+        """When the parent has died, or wants no more: what is half done is made again, from the start of its part."""
+        while os.getppid() == parent and not stop.value:
+            time.sleep(POLL_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+    threading.Thread(target=leave, daemon=True).start()
 
 
 def _build_in_worker(build: Callable[[Any, Path, Advance], None], job: Any, place: Path) -> None:
-    def advance(count: int) -> None:
-        with _done.get_lock():
-            _done.value += count
-        if _stop.is_set():
-            raise Stopped
+    slot = os.getpid() % SLOTS
 
-    with suppress(Stopped):
-        _build_one(build, job, place, advance)
+    def advance(count: int) -> None:
+        _done[slot] += count
+
+    _build_one(build, job, place, advance)
 
 
 def _build_one(build: Callable[[Any, Path, Advance], None], job: Any, place: Path, advance: Advance) -> None:

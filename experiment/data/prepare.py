@@ -10,7 +10,8 @@ from experiment.data.artifacts import Artifact, checksum
 from experiment.data.corpus import corpus, hub_corpus
 from experiment.data.parallel import parallel_segments
 from experiment.data.shards import TokenStream, shards
-from experiment.data.sources import Pinned, SourceFile, list_files, pinned, pinned_files
+from experiment.data.sources import Pinned, SourceFile, files_of, list_files, pinned
+from experiment.errors import ExperimentError
 from experiment.matrix.runs import tokens_needed
 from experiment.tokenizers.sample import sample_amounts, weights_of
 from experiment.tokenizers.tokenizer import tokenizer_artifact
@@ -73,14 +74,19 @@ class Stages:
     def files(self, lang: str) -> tuple[SourceFile, ...]:
         """The files of a language's data sets on the hub, as they were when they were first listed."""
         data = self.config.data
-        path = self.root / "sources" / f"{data.corpus}-{lang}.json"
 
         def find() -> dict[str, Any]:
-            found = list_files(data.hub[lang], f"data.hub.{lang}")
-            return {"data sets": data.hub[lang], "files": [asdict(file) for file in found]}
+            return {"files": [asdict(file) for file in list_files(data.hub[lang], f"data.hub.{lang}")]}
 
-        record = pinned(path, f"the sources of {lang} are not listed yet", find, self.may_build)
-        return pinned_files(path, record["files"])
+        return pinned(
+            self.root,
+            f"{data.corpus}-{lang}",
+            data.hub[lang],
+            f"the sources of {lang} are not listed yet",
+            find,
+            lambda record: files_of(record["files"]),
+            self.may_build,
+        )
 
     def text(self, lang: str) -> Artifact:
         """What a tokenizer may learn from of a language: its corpus, or from the hub a sample across its files."""
@@ -112,16 +118,27 @@ class Stages:
         config = self.config
         if (asked := config.data.budget_bytes.get(lang)) is not None:
             return {"budget_bytes": int(asked), "from": f"data.budget_bytes.{lang}"}
-        path = self.root / "sources" / f"{config.data.corpus}-{lang}-{config.scale.name}.budget.json"
+        tokens = tokens_needed()[lang] * config.scale.token_scale
 
         def find() -> dict[str, Any]:
             destarved = replace(config, tok=replace(config.tok, condition="destarved"))
-            rate = Stages(destarved, self.workers).tokenizer().facts["bytes_per_token"][lang]
-            tokens = tokens_needed()[lang] * config.scale.token_scale
-            source = f"{tokens:.4g} tokens of {rate:.3f} bytes ({config.tok.flavor}_destarved), {SPARE:g} times"
-            return {"budget_bytes": int(tokens * rate * SPARE), "from": source}
+            rates = Stages(destarved, self.workers).tokenizer().facts["bytes_per_token"]
+            if lang not in rates:
+                raise ExperimentError(
+                    f"data.budget_bytes.{lang}: null, but no tokenizer learns from {lang} to tell what is needed; "
+                    f"give the bytes, or have {lang} among tok.langs"
+                )
+            source = f"{tokens:.4g} tokens of {rates[lang]:.3f} bytes ({config.tok.flavor}_destarved), {SPARE:g} times"
+            return {"budget_bytes": int(tokens * rates[lang] * SPARE), "from": source}
 
-        return pinned(path, f"how much {lang} is needed is not known yet", find, self.may_build)
+        def read(record: dict[str, Any]) -> dict[str, Any]:
+            if int(record["budget_bytes"]) < 1:
+                raise ValueError("its budget is not above 0")
+            return {"budget_bytes": int(record["budget_bytes"]), "from": str(record["from"])}
+
+        about = [config.data.hub[lang], tokens]
+        name = f"{config.data.corpus}-{lang}-{config.scale.name}-budget"
+        return pinned(self.root, name, about, f"how much {lang} is needed is not known yet", find, read, self.may_build)
 
     def corpus(self, lang: str) -> Artifact:
         data = self.config.data

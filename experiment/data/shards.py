@@ -20,28 +20,28 @@ from experiment.tokenizers.encoder import Encoder, EncoderMismatch
 from experiment.tokenizers.tokenizer import BOS, EOS
 
 SHARD, DOCUMENTS = "shard.bin", "documents.npy"
-NOT_FAST = "reference-encoder.txt"  # while shards are being made: the fast encoder gave other ids
+FAST, REFERENCE = "fast", "reference"  # which encoder the shards in a directory are from
 _BOS, _EOS = np.array([BOS], dtype=np.uint16), np.array([EOS], dtype=np.uint16)
 
 
 def shards(config: Config, lang: str, corpus: Artifact, tokenizer: Artifact, root: Path, workers: int = 1) -> Artifact:
-    """Packed training tokens of one language under one tokenizer, made if missing: a shard per part of the corpus.
+    """Packed training tokens of a language under a tokenizer, made if missing: a shard per part of the corpus.
 
-    Facts: `tokens`, `docs`, `bytes` (UTF-8, of the documents), and `shards`, the tokens of each. Beside a shard,
-    `documents.npy` holds tokens and bytes of each of its documents, uint32 [documents, 2].
+    Facts: `tokens`, `docs`, `bytes` (UTF-8, of the documents), and `shards`, the tokens of each of `parts`. Beside a
+    shard, `documents.npy` holds tokens and bytes of each of its documents, uint32 [documents, 2].
     """
     inputs = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "layout": "bos-doc-eos-uint16"}
     name = f"{config.data.corpus}-{lang}-{tok_name(config.tok.flavor, config.tok.condition)}"
 
     def build(out: Path) -> dict[str, Any]:
-        try:
-            return _pack(corpus, tokenizer, out, workers, f"shards {name}", fast=not (out / NOT_FAST).exists())
-        except EncoderMismatch as error:
-            print(f"{name}: {error}; encoding all of it again with the reference encoder", flush=True)
-            write_atomically(out / NOT_FAST, str(error))
-            for place in out.glob("part-*"):
-                shutil.rmtree(place)
-            return _pack(corpus, tokenizer, out, workers, f"shards {name}", fast=False)
+        if not (out / REFERENCE).exists():
+            try:
+                return _pack(corpus, tokenizer, out / FAST, workers, f"shards {name}", fast=True)
+            except EncoderMismatch as error:
+                print(f"{name}: {error}; encoding all of it again with the reference encoder", flush=True)
+                (out / REFERENCE).mkdir()
+        shutil.rmtree(out / FAST, ignore_errors=True)
+        return _pack(corpus, tokenizer, out / REFERENCE, workers, f"shards {name}", fast=False)
 
     return artifact(root, "shards", name, inputs, build, config.data.missing == "build", resumable=True)
 
@@ -61,13 +61,14 @@ def _pack(corpus: Artifact, tokenizer: Artifact, out: Path, workers: int, label:
     workers = min(workers, len(places))
     threads = max(1, cores() // workers)
     jobs = [ShardPart(place, tokenizer.path / "tokenizer.json", threads, fast) for place in places]
-    facts: dict[str, Any] = {"tokens": 0, "docs": 0, "bytes": 0, "shards": []}
+    out.mkdir(exist_ok=True)
+    facts: dict[str, Any] = {"tokens": 0, "docs": 0, "bytes": 0, "shards": [], "parts": []}
     for _, place in build_parts(out, jobs, write_shard, workers, label, corpus.facts["train"]["bytes"]):
         counts = json.loads((place / "counts.json").read_text(encoding="utf-8"))
         for name in ("tokens", "docs", "bytes"):
             facts[name] += counts[name]
         facts["shards"].append(counts["tokens"])
-    (out / NOT_FAST).unlink(missing_ok=True)
+        facts["parts"].append(f"{out.name}/{place.name}")
     return facts
 
 
@@ -79,7 +80,7 @@ def write_shard(job: ShardPart, out: Path, advance: Advance) -> None:
         for batch in part_batches(job.place, ["text"]):
             encoded = encoder.encode_batch(batch["text"].to_pylist())
             if encoded:
-                np.concatenate([piece for ids in encoded for piece in (_BOS, ids, _EOS)]).tofile(file)
+                file.write(np.concatenate([piece for ids in encoded for piece in (_BOS, ids, _EOS)]).data)
             lengths = [len(ids) + 2 for ids in encoded]
             text_bytes = pc.binary_length(batch["text"]).to_numpy()
             sizes.append(np.array([lengths, text_bytes], dtype=np.uint32).T)
@@ -100,8 +101,8 @@ class TokenStream:
         self._files = [
             np.empty(0, np.uint16)
             if not size
-            else np.memmap(found.path / f"part-{i:05d}" / SHARD, dtype=np.uint16, mode="r", shape=(int(size),))
-            for i, size in enumerate(sizes)
+            else np.memmap(found.path / part / SHARD, dtype=np.uint16, mode="r", shape=(int(size),))
+            for part, size in zip(found.facts["parts"], sizes, strict=True)
         ]
 
     def windows(self, context: int) -> int:

@@ -1,5 +1,6 @@
 """Data sets of the Hugging Face hub (or directories laid out like them), pinned file by file and read with patience."""
 
+import glob
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ ROWS_AT_ONCE = 1024
 ATTEMPTS = 8  # on top of those of the hub's own client
 LONGEST_WAIT = 120.0
 FOOTER_BYTES = 2**16
+NO_ROWS = "BatchSize must be greater than 0"  # what datasets says of a parquet file without any
 TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
 NETWORK_MODULES = ("aiohttp", "requests", "urllib3", "httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub")
 
@@ -58,11 +60,22 @@ class Pinned:
         return {"files": hashlib.sha256(files).hexdigest(), "budget_bytes": self.budget_bytes}
 
 
-def pinned(path: Path, what: str, find: Callable[[], dict[str, Any]], may_find: bool) -> dict[str, Any]:
-    """What was found out once about a source, and is kept from then on: the answer of `find()`, or the file's.
+def pinned(
+    root: Path,
+    name: str,
+    about: Any,
+    what: str,
+    find: Callable[[], dict[str, Any]],
+    read: Callable[[dict[str, Any]], T],
+    may_find: bool,
+) -> T:
+    """What was found out once about a source, and is kept from then on: `read` of the answer of `find()`, or of the
+    file's. Another `about` (plain values) is another file.
 
     Raises RunRefused if it is not known and may not be found out, or if the file is damaged.
     """
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode("utf-8")).hexdigest()[:8]
+    path = root / "sources" / f"{name}-{digest}.json"
     if not path.exists():
         if not may_find:
             raise Missing(
@@ -71,22 +84,19 @@ def pinned(path: Path, what: str, find: Callable[[], dict[str, Any]], may_find: 
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
             if not path.exists():
-                write_atomically(path, json.dumps(find(), indent=1) + "\n")
+                write_atomically(path, json.dumps({"about": about} | find(), indent=1) + "\n")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict):
-            raise ValueError("it holds no object")
-        return record
-    except (OSError, ValueError) as error:
-        raise RunRefused(f"{path}: cannot be read ({error}); remove it to find it out again") from error
+        return read(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise RunRefused(f"{path}: cannot be read ({error!r}); remove it to find it out again") from error
 
 
-def pinned_files(path: Path, records: Any) -> tuple[SourceFile, ...]:
-    """The files of a pin. Raises RunRefused if it is damaged."""
-    try:
-        return tuple(SourceFile(**record) for record in records)
-    except TypeError as error:
-        raise RunRefused(f"{path}: cannot be read ({error}); remove it to find it out again") from error
+def files_of(records: Any) -> tuple[SourceFile, ...]:
+    """The files of a pin. Raises ValueError, TypeError or KeyError if there are none or they are no such records."""
+    files = tuple(SourceFile(str(r["name"]), str(r["url"]), str(r["version"]), int(r["bytes"])) for r in records)
+    if not files:
+        raise ValueError("it lists no files")
+    return files
 
 
 def list_files(specs: Sequence[str], setting: str) -> tuple[SourceFile, ...]:
@@ -104,7 +114,8 @@ def list_files(specs: Sequence[str], setting: str) -> tuple[SourceFile, ...]:
 
 def parse(spec: str, setting: str) -> tuple[str, str, str | None]:
     """`owner/name/config@revision` -> (owner/name, config, revision or None); owner/name may be a directory."""
-    path, _, revision = spec.partition("@")
+    is_here = Path(spec).parent.is_dir()  # then an @ is part of a name
+    path, _, revision = (spec, "", "") if is_here else spec.partition("@")
     repository, _, config = path.rpartition("/")
     if not repository or not config:
         raise ExperimentError(f"{setting}: got {spec!r}; must be OWNER/NAME/CONFIG[@REVISION] or DIRECTORY/CONFIG")
@@ -156,7 +167,10 @@ def read_column(file: SourceFile, column: str, setting: str) -> Iterator[list[by
         except OSError as error:
             raise ExperimentError(f"{where}: {error.strerror}, but it is pinned as a source") from error
         if not unchanged:
-            raise ExperimentError(f"{where}: has changed since it was pinned as a source")
+            raise ExperimentError(
+                f"{where}: has changed since it was pinned as a source; remove its list in artifacts/sources "
+                "to pin it anew, as another corpus"
+            )
     rows = 0
     attempt = 0
     while True:
@@ -167,24 +181,38 @@ def read_column(file: SourceFile, column: str, setting: str) -> Iterator[list[by
                 attempt = 0
             return
         except Exception as error:
+            if NO_ROWS in str(error) and not rows:
+                return
             attempt = _wait_or_raise(error, attempt, where, column)
 
 
 def _batches(url: str, column: str, skip: int) -> Iterator[list[bytes | None]]:
     datasets = quiet_datasets()
     # a parquet file is read by its row groups, the column's pages only
-    table = datasets.load_dataset("parquet", data_files=[url], split="train", streaming=True, columns=[column])
+    place = url if "://" in url else glob.escape(url)  # datasets would match patterns
+    table = datasets.load_dataset("parquet", data_files=[place], split="train", streaming=True, columns=[column])
     for batch in table.skip(skip).with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
-        # as bytes: parquet promises UTF-8 and does not check it
-        yield batch.column(column).cast(pa.large_binary()).to_pylist()
+        values = batch.column(column)
+        try:  # as bytes: parquet promises UTF-8 and does not check it
+            yield values.cast(pa.large_binary()).to_pylist()
+        except pa.ArrowNotImplementedError as error:
+            raise ExperimentError(f"{url}: column {column!r} holds {values.type}, not text") from error
 
 
 def _asked(ask: Callable[[], T], where: str) -> T:
-    """What `ask()` returns; the hub's client has its own patience. Raises ExperimentError, in one line."""
-    try:
-        return ask()
-    except Exception as error:  # the client raises many kinds for no network, no access and no such data set
-        raise ExperimentError(f"{where} cannot be had: {one_line(error)}") from error
+    """What `ask()` returns; a busy server is waited for. Raises ExperimentError, in one line."""
+    attempt = 0
+    while True:
+        try:
+            return ask()
+        except Exception as error:  # the client raises many kinds for no network, no access and no such data set
+            status = status_of(error)
+            if status not in TRY_AGAIN or attempt + 1 >= ATTEMPTS:
+                said = f" (status {status})" if status else ""
+                raise ExperimentError(
+                    f"{where} cannot be had{said}: {one_line(error)}; is there such a data set, and a network?"
+                ) from error
+            attempt = _wait(error, attempt, where)
 
 
 def _wait_or_raise(error: Exception, attempt: int, where: str, column: str) -> int:
@@ -199,19 +227,33 @@ def _wait_or_raise(error: Exception, attempt: int, where: str, column: str) -> i
             f"{where} cannot be had now, after {ATTEMPTS} attempts: {one_line(error)}. What is finished is kept; "
             "the same command goes on"
         ) from error
+    return _wait(error, attempt, where)
+
+
+def _wait(error: Exception, attempt: int, where: str) -> int:
     seconds = min(LONGEST_WAIT, 2.0**attempt) * random.uniform(0.5, 1.0)
     print(f"{where}: {one_line(error)[:120]}; trying again in {seconds:.0f} s", flush=True)
     time.sleep(seconds)
     return attempt + 1
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether an error is of the network or of a server that is busy: later the same request may succeed."""
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status behind an error, if a server answered."""
     seen: BaseException | None = error
     while seen is not None:
         status = getattr(seen, "status", None) or getattr(getattr(seen, "response", None), "status_code", None)
         if isinstance(status, int):
-            return status in TRY_AGAIN
+            return status
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error is of the network or of a server that is busy: later the same request may succeed."""
+    if (status := status_of(error)) is not None:
+        return status in TRY_AGAIN
+    seen: BaseException | None = error
+    while seen is not None:
         if isinstance(seen, ConnectionError | TimeoutError):
             return True
         module = type(seen).__module__.partition(".")[0]

@@ -102,7 +102,12 @@ def measured_text(config: Config, lang: str, tok: str) -> tuple[float | None, fl
     Both as the packed shards have them; before they are packed, by the tokenizer's bytes per token on holdout text.
     """
     artifacts, vocab_size = Path(config.paths.artifacts), config.tok.vocab_size
-    tokenizers = [m for m in _manifests(artifacts, f"tokenizers/{tok}-*") if m["inputs"]["vocab_size"] == vocab_size]
+    texts = {m["fingerprint"] for m in _manifests(artifacts, f"corpora/{config.data.corpus}-*")}
+    tokenizers = [
+        m
+        for m in _manifests(artifacts, f"tokenizers/{tok}-*")
+        if m["inputs"]["vocab_size"] == vocab_size and texts.issuperset(m["inputs"]["corpora"].values())
+    ]
     fingerprints = {m["fingerprint"] for m in tokenizers}
     packed = [
         m["facts"]

@@ -221,14 +221,17 @@ def resolve(composed: Composed) -> Run:
 
 
 def canonical_config(choices: dict[str, str]) -> Config:
-    """The settings of a run that overrides nothing but its groups."""
-    return compose([f"{group}={choices[group]}" for group in CANONICAL_GROUPS], possible=False).config
+    """The settings of a run that overrides nothing but its groups, on the corpus of its scale."""
+    groups = [f"{group}={choices[group]}" for group in CANONICAL_GROUPS]
+    config = compose(groups, possible=False).config
+    if config.data.corpus == config.scale.data:
+        return config
+    return compose([*groups, f"data={config.scale.data}"], possible=False).config
 
 
 def changes_of(config: Config, canonical: Config) -> dict[str, Any]:
     """The science settings that `config` changes, which name its variant; empty for a canonical run."""
     mine, theirs = science_of(config), science_of(canonical)
-    theirs["data.corpus"] = config.scale.data  # corpora are canonical per scale, not per primary config
     changed = {key: value for key, (value, _) in differences(mine, theirs).items() if key != "scale.token_scale"}
     if config.data_seed == config.seed:
         changed.pop("data_seed", None)

@@ -67,8 +67,9 @@ def matrix_runs(
     for name in names:
         composed = compose([*overrides, *one, f"schedule={name}"], config_name, possible=False)
         config, keys = composed.config, {override.split("=")[0] for override in composed.overrides}
-        if corpus_of_scale and "data" not in keys:
-            config = replace(config, data=replace(config.data, corpus=config.scale.data))
+        if corpus_of_scale and "data" not in keys and config.data.corpus != config.scale.data:
+            of_scale = [*overrides, *one, f"schedule={name}", f"data={config.scale.data}"]
+            config = compose(of_scale, config_name, possible=False).config
         configs[name] = config
         canonical = config if keys <= set(CANONICAL_GROUPS) else canonical_config(composed.choices)
         changes[name] = changes_of(config, canonical)

@@ -58,7 +58,7 @@ def _check(config: TokenizersConfig) -> None:
 
 def _place(config: TokenizersConfig) -> Path:
     """Where the analysis goes. Raises RunRefused for a directory that holds anything but an analysis."""
-    name = f"tokenizers-{config.scale.name}-{config.flavor}"
+    name = f"tokenizers-{config.scale.name}-{config.data.corpus}-{config.flavor}"
     out = Path(config.out) if config.out else Path(config.paths.runs) / "reports" / name
     return place_for(out, FILES, "an analysis of tokenizers")
 

@@ -86,7 +86,7 @@ def tokenizer_artifact(
                 f"{learned.get_vocab_size()} entries; give more text or a smaller vocabulary"
             )
         assert [learned.token_to_id(token) for token in SPECIAL_TOKENS] == [UNK, BOS, EOS, PAD]
-        learned.save(str(out / "tokenizer.json"))
+        (out / "tokenizer.json").write_text(learned.to_str(pretty=True), encoding="utf-8")
         facts["learned_with"] = {name: version(name) for name in LEARNED_WITH[tok.flavor]}
         return facts | more | {"bytes_per_token": _bytes_per_token(Tokenizer(out / "tokenizer.json"), corpora)}
 
@@ -113,11 +113,12 @@ def _development(config: Config) -> dict[str, list[str]]:
 
 
 def _bytes_per_token(tokenizer: Tokenizer, corpora: Mapping[str, Artifact]) -> dict[str, float]:
-    """UTF-8 bytes per token, <bos> and <eos> not counted, on the first megabyte of each language's holdout."""
+    """UTF-8 bytes per token, <bos> and <eos> not counted, on the first megabyte of each language's holdout, or of its
+    training text where so little is held out that there is none."""
     rates = {}
     for lang, found in corpora.items():
         texts, size = [], 0
-        for _, text in read_split(found, "holdout"):
+        for _, text in read_split(found, "holdout" if found.facts["holdout"]["docs"] else "train"):
             texts.append(text)
             size += len(text.encode("utf-8"))
             if size >= MEASURED_BYTES:

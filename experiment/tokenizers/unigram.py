@@ -7,10 +7,13 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
+from tempfile import NamedTemporaryFile
 from types import ModuleType
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from experiment.errors import ExperimentError
@@ -22,11 +25,13 @@ FIRST_ENTRY = len(SPECIAL_TOKENS) + len(BYTE_TOKENS)
 CHARACTER_COVERAGE = 0.9999  # of the text; byte tokens spell what is rarer. At 0.9995 Chinese pays 3-10% more tokens
 MAX_ALPHABET_SHARE = 0.5  # of the entries; in 4096, all characters of 471 languages would leave no room for words
 MAX_WORD_CHARACTERS = 1000  # longer words are cut, since sentencepiece drops what exceeds its limit
+SEEDS = 1_000_000  # as in sentencepiece
+CODE_BITS = 21  # of a Unicode code point
 THREADS = 8  # not the machine's number: sums are made per thread, so another number gives other entries
 
 # sentencepiece takes these for white space to escape, a column's end, its own signs for a space and for an unknown
-# character, a string's end, a word's end. Control characters without a use in text stand in for them.
-STAND_INS = dict(zip(" \t\u2581\u2585\0\x1f", "\x01\x02\x03\x04\x05\x06", strict=True))
+# character, a string's end, a word's end, and a line's end. Control characters without a use in text stand in for them.
+STAND_INS = dict(zip(" \t\u2581\u2585\0\x1f\n\r", "\x01\x02\x03\x04\x05\x06\x07\x08", strict=True))
 TO_STAND_INS = str.maketrans(STAND_INS)
 FROM_STAND_INS = str.maketrans({stand_in: character for character, stand_in in STAND_INS.items()})
 
@@ -113,33 +118,75 @@ def _stretches(words: Counter[str], alphabet: list[str]) -> Counter[str]:
     return counts
 
 
+def _seeds(stretches: Counter[str]) -> Iterator[tuple[str, int]]:
+    """What may become an entry: the characters, and of the strings that occur twice or more and are followed by
+    different things the SEEDS with the highest occurrences x length.
+
+    sentencepiece's own seeds count each distinct word once, however often it occurs: it never proposes a word that no
+    longer one contains, say one with its leading space.
+    """
+    codes = np.frombuffer("\0".join([*stretches, ""]).encode("utf-32-le"), np.uint32).astype(np.int64)
+    weights = np.repeat(list(stretches.values()), [len(stretch) + 1 for stretch in stretches])
+    positions = np.flatnonzero(codes)
+    keys = codes[positions]
+    found: list[NDArray] = []  # rows of occurrences x length, first position, length, occurrences
+    before: NDArray | None = None
+    for length in range(1, MAX_TOKEN_CHARACTERS + 1):
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        counts = np.bincount(inverse, weights[positions]).astype(np.int64)
+        rows = np.stack([counts * length, positions[first], np.full(len(counts), length), counts], axis=1)
+        if before is not None:
+            parents = keys[first] >> CODE_BITS
+            largest = np.zeros(len(before), dtype=np.int64)
+            np.maximum.at(largest, parents, counts)
+            found.append(before[(before[:, 2] == 1) | ((largest < before[:, 3]) & (before[:, 3] >= 2))])
+        before = rows
+        follows = (counts[inverse] >= 2) & (codes[positions + length] != 0)
+        keys = (inverse[follows] << CODE_BITS) + codes[positions[follows] + length]
+        positions = positions[follows]
+        if not len(positions):
+            break
+    found.append(before[(before[:, 2] == 1) | (before[:, 3] >= 2)])
+    seeds = np.concatenate(found)
+    characters = seeds[:, 2] == 1
+    longer = seeds[~characters]
+    best = longer[np.lexsort((longer[:, 1], -longer[:, 0]))[:SEEDS]]
+    for _, start, length, count in np.concatenate([seeds[characters], best]).tolist():
+        yield "".join(map(chr, codes[start : start + length])), count
+
+
 def _learn(library: ModuleType, stretches: Counter[str], vocab_size: int) -> list[tuple[str, float]]:
     """Entries and their log probabilities, such that all of the vocabulary has `vocab_size` at most."""
     learned = io.BytesIO()
-    library.SentencePieceTrainer.train(
-        sentence_iterator=(f"{stretch}\t{count}" for stretch, count in sorted(stretches.items())),
-        input_format="tsv",
-        model_writer=learned,
-        model_type="unigram",
-        vocab_size=vocab_size,
-        hard_vocab_limit=False,
-        unk_id=0,
-        bos_id=1,
-        eos_id=2,
-        pad_id=3,
-        byte_fallback=True,
-        character_coverage=1.0,
-        max_sentencepiece_length=MAX_TOKEN_CHARACTERS,
-        max_sentence_length=4 * MAX_WORD_CHARACTERS,
-        normalization_rule_name="identity",
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        split_by_whitespace=False,
-        split_by_unicode_script=False,
-        split_by_number=False,
-        num_threads=THREADS,
-        minloglevel=2,
-    )
+    stretches = Counter(dict(sorted(stretches.items())))
+    with NamedTemporaryFile("w", encoding="utf-8", newline="\n", suffix=".tsv") as seeds:
+        seeds.writelines(f"{piece}\t{count}\n" for piece, count in _seeds(stretches))
+        seeds.flush()
+        library.SentencePieceTrainer.train(
+            sentence_iterator=(f"{stretch}\t{count}" for stretch, count in stretches.items()),
+            seed_sentencepieces_file=seeds.name,
+            input_format="tsv",
+            model_writer=learned,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=3,
+            byte_fallback=True,
+            character_coverage=1.0,
+            max_sentencepiece_length=MAX_TOKEN_CHARACTERS,
+            max_sentence_length=4 * MAX_WORD_CHARACTERS,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            split_by_whitespace=False,
+            split_by_unicode_script=False,
+            split_by_number=False,
+            num_threads=THREADS,
+            minloglevel=2,
+        )
     model = library.SentencePieceProcessor(model_proto=learned.getvalue())
     return [
         (model.id_to_piece(i).translate(FROM_STAND_INS), model.get_score(i))

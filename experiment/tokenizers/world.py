@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from experiment.config.schema import Config, Data
 from experiment.data.artifacts import Artifact, artifact, checksum
-from experiment.data.corpus import is_holdout, read_split
+from experiment.data.corpus import FACTS, is_holdout, read_split
 from experiment.data.files import records, require_file
 from experiment.data.parts import Advance, build_parts
-from experiment.data.sources import SourceFile, config_names, list_files, pinned, pinned_files, read_column
+from experiment.data.sources import SourceFile, config_names, files_of, list_files, pinned, read_column
 from experiment.run_directory import write_atomically
 from experiment.tokenizers.amounts import temperature_amounts
 
@@ -84,21 +84,27 @@ def pin_world(config: Config, root: Path) -> dict[str, tuple[SourceFile, ...]]:
     """Language -> its files: the largest languages of `data.world_hub` beside the study's. Listed once, then kept."""
     data = config.data
     assert data.world_hub is not None
-    path = root / "sources" / f"{data.corpus}-world-{data.world_languages}.json"
+    study = sorted({spec.partition("@")[0].rpartition("/")[2] for specs in data.hub.values() for spec in specs})
+    count = data.world_languages - len(config.tok.langs)
 
     def find() -> dict[str, Any]:
-        study = {spec.partition("@")[0].rpartition("/")[2] for specs in data.hub.values() for spec in specs}
         names = [name for name in config_names(str(data.world_hub), "data.world_hub") if name not in study]
         repository, at, revision = str(data.world_hub).partition("@")
         with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:  # FineWeb2 has some 1,800 of them
             listing = pool.map(lambda name: list_files([f"{repository}/{name}{at}{revision}"], "data.world_hub"), names)
             files = dict(zip(names, tqdm(listing, "languages listed", len(names), delay=2), strict=True))
         largest = sorted(files, key=lambda name: (-sum(file.bytes for file in files[name]), name))
-        kept = sorted(largest[: data.world_languages - len(config.tok.langs)])
-        return {"data set": data.world_hub, "files": {name: [asdict(file) for file in files[name]] for name in kept}}
+        return {"files": {name: [asdict(file) for file in files[name]] for name in sorted(largest[:count])}}
 
-    record = pinned(path, "the world's languages are not listed yet", find, data.missing == "build")
-    return {lang: pinned_files(path, files) for lang, files in record["files"].items()}
+    return pinned(
+        root,
+        f"{data.corpus}-world",
+        [data.world_hub, study, count],
+        "the world's languages are not listed yet",
+        find,
+        lambda record: {lang: files_of(files) for lang, files in record["files"].items()},
+        data.missing == "build",
+    )
 
 
 def world_corpus(
@@ -127,7 +133,7 @@ def world_corpus(
         "rules": [data.text_column, data.holdout_fraction, data.max_document_bytes],
     }
 
-    def build(out: Path) -> dict[str, Any]:
+    def sample(out: Path) -> dict[str, Any]:
         everyone = sizes | {lang: size for lang, (size, _) in study.items()}
         available = dict.fromkeys(files, float("inf")) | {lang: held for lang, (_, held) in study.items()}
         held: dict[str, tuple[int, Path]] = {}
@@ -152,10 +158,15 @@ def world_corpus(
             for lang in sorted(held):
                 texts = pq.read_table(held[lang][1] / "texts.parquet")["text"].combine_chunks()
                 writer.write_table(pa.table({"lang": pa.repeat(lang, len(texts)), "text": texts}, SCHEMA))
-        for left in out.glob("round-*"):
-            shutil.rmtree(left)
         exhausted = sorted(lang for lang in files if available[lang] < float("inf"))
         return {"bytes": {lang: held[lang][0] for lang in sorted(held)}, "sizes": everyone, "exhausted": exhausted}
+
+    def build(out: Path) -> dict[str, Any]:
+        if not (out / FACTS).exists():
+            write_atomically(out / FACTS, json.dumps(sample(out)))
+        for left in out.glob("round-*"):
+            shutil.rmtree(left)
+        return json.loads((out / FACTS).read_text(encoding="utf-8"))
 
     return artifact(root, "corpora", f"{data.corpus}-world", inputs, build, data.missing == "build", resumable=True)
 
@@ -184,6 +195,7 @@ def write_world_part(job: WorldPart, out: Path, advance: Advance) -> None:
                     break
                 if text not in texts:
                     texts[text] = None
+                    advance(len(text))
                     got += len(text.encode("utf-8"))
                     size += len(text.encode("utf-8"))
             if size >= job.amount:
@@ -191,7 +203,6 @@ def write_world_part(job: WorldPart, out: Path, advance: Advance) -> None:
         if size >= job.amount or not cut:
             break
         limit *= 4
-    advance(size)
     pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), out / "texts.parquet", compression="zstd")
     counts = {"bytes": size, "exhausted": size < job.amount}
     write_atomically(out / "counts.json", json.dumps(counts))
