@@ -2,8 +2,10 @@
 
 import json
 import lzma
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,7 +19,7 @@ import experiment
 from experiment.errors import ExperimentError
 from experiment.tokenizers.byte_level import SPECIAL_TOKENS
 from experiment.tokenizers.tokenizer import Tokenizer
-from experiment.tokenizers.unigram import BYTE_TOKENS, FIRST_ENTRY, STAND_INS, train_unigram
+from experiment.tokenizers.unigram import BYTE_TOKENS, FIRST_ENTRY, STAND_INS, _seeds, train_unigram
 from tests.test_tokenizers import BY_HAND
 
 VOCAB_SIZE = 2048
@@ -151,3 +153,19 @@ def test_a_missing_library_is_an_error_that_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ExperimentError, match=r"pip install -e '\.\[unigram\]'"):
         train_unigram(["text"], 4096)
+
+
+def test_frequent_words_with_their_space_are_entries():
+    """sentencepiece's own seeds count a distinct word once, and never propose one that no longer word contains."""
+    texts = list(study_text(100))
+    counts = Counter(word for text in texts for word in re.findall(r" [a-zäöüß]{3,}", text))
+    vocabulary = train_unigram(texts, 4096).get_vocab()
+    frequent = [word for word, _ in counts.most_common(40)]
+    assert sum(word in vocabulary for word in frequent) >= 36, [word for word in frequent if word not in vocabulary]
+
+
+def test_seeds_are_counted_by_occurrence():
+    seeds = dict(_seeds(Counter({"wird": 5, "wirds": 1, "haus": 3, "aus": 9, "x": 1})))
+    assert (seeds["wird"], seeds["haus"], seeds["aus"], seeds["x"], seeds["w"]) == (6, 3, 12, 1, 6)
+    assert "wir" not in seeds, "it is always followed by d"
+    assert "wirds" not in seeds, "it occurs once"

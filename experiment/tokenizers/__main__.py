@@ -124,7 +124,12 @@ def _text(report: dict[str, Any], out: Path) -> str:
         for name in SHOWN
         if name in made
     ]
-    where = f"all of it: {out / 'tokenizers.md'}\nnumbers: {out / 'tokenizers.json'}"
+    text = (
+        f"on {report['segments']:,} segments of {report['data']['parallel']}; learned from {report['data']['corpus']}"
+    )
+    where = (
+        f"{text}\nall of it, with what the columns mean: {out / 'tokenizers.md'}\nnumbers: {out / 'tokenizers.json'}"
+    )
     return "\n\n".join([*parts, "\n".join(verdicts(report)), where])
 
 
