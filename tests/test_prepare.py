@@ -25,6 +25,7 @@ from experiment.config.schema import Data
 from experiment.data import parallel
 from experiment.data.artifacts import Artifact, artifact, building
 from experiment.data.corpus import hub_corpus, read_split
+from experiment.data.inventory import inventory
 from experiment.data.parts import build_parts
 from experiment.data.prepare import Stages
 from experiment.data.sources import Pinned, list_files, read_column
@@ -529,6 +530,26 @@ def test_shards_of_a_damaged_or_foreign_kind_are_refused_by_name(staged):
     foreign.rmdir()
     assert staged().shards("zh").fingerprint == found.fingerprint
     assert set(STUDY) < set(LANGUAGES)
+
+
+def test_what_was_begun_is_told_and_gone_on_with(staged, tmp_path, monkeypatch):
+    from experiment.data import corpus as room
+
+    stages, real, begun = staged(f"paths.artifacts={tmp_path}", "data.budget_bytes.zh=1e9"), room.write_part, []
+
+    def interrupted(job, out, advance):
+        begun.append(job.source.name)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        real(job, out, advance)
+
+    monkeypatch.setattr(room, "write_part", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stages.corpus("zh")
+    states = {piece.name: piece.state for piece in inventory([stages.config], ["zh"], "corpus")}
+    assert (states["fineweb-zh"], states["fineweb-sample-zh"]) == ("begun", "missing")
+    stages.corpus("zh")
+    assert len(begun) == FILES + 1, "the two parts that were there were not made again"
 
 
 def test_nothing_is_built_where_it_must_be_there(hub, tmp_path):

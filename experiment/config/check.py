@@ -228,7 +228,7 @@ def _data_problems(c: Config) -> Iterator[str]:
     for lang, specs in data.hub.items():
         if data.files.get(lang):
             yield f"data.hub.{lang}: set, and data.files.{lang} as well; a corpus has one kind of source"
-        if not specs or any("/" not in spec for spec in specs):
+        if not specs or not all(spec.rpartition("/")[0] and spec.rpartition("/")[2] for spec in specs):
             yield f"data.hub.{lang}: got {specs}; must be a list of OWNER/NAME/CONFIG[@REVISION] or DIRECTORY/CONFIG"
     if data.hub and data.holdout_by == "id":
         yield "data.holdout_by: got 'id'; documents of the hub are split by their text"
