@@ -395,6 +395,8 @@ def test_other_sources_or_another_scale_are_another_corpus_never_the_old_one(hub
         staged(f"data.hub.de=[{hub}/fineweb-2/xx]").corpus("de")
     small, large = staged().budget("de"), staged("scale.token_scale=2e-6").budget("de")
     assert large["budget_bytes"] == pytest.approx(2 * small["budget_bytes"], rel=0.01)
+    with pytest.raises(ExperimentError, match=r"data\.world_languages: got 419, but .* has only 26 beside"):
+        staged("data.world_languages=419", "tok=bl_starved").world()
     assert staged("data.world_languages=20", "tok=bl_starved").world().fingerprint != (
         staged("tok=bl_starved").world().fingerprint
     )

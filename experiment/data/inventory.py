@@ -108,7 +108,7 @@ def _piece(
     if isinstance(text, dict):
         text = sum(text.values())
     disk = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
-    note = ""
+    note = f"{len(facts['bytes'])} languages" if name.endswith("-world") else ""
     if stage == "corpus" and facts.get("exhausted"):
         note = "its sources have no more"
         if wanted is not None:

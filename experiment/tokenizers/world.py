@@ -18,6 +18,7 @@ from experiment.data.corpus import FACTS, is_holdout, read_split
 from experiment.data.files import records, require_file
 from experiment.data.parts import Advance, build_parts
 from experiment.data.sources import SourceFile, config_names, files_of, list_files, pinned, read_column
+from experiment.errors import ExperimentError
 from experiment.run_directory import write_atomically
 from experiment.tokenizers.amounts import temperature_amounts
 
@@ -89,6 +90,11 @@ def pin_world(config: Config, root: Path) -> dict[str, tuple[SourceFile, ...]]:
 
     def find() -> dict[str, Any]:
         names = [name for name in config_names(str(data.world_hub), "data.world_hub") if name not in study]
+        if len(names) < count:
+            raise ExperimentError(
+                f"data.world_languages: got {data.world_languages}, but {data.world_hub} has only {len(names)} beside "
+                f"the {len(config.tok.langs)} of tok.langs; at most {len(names) + len(config.tok.langs)}"
+            )
         repository, at, revision = str(data.world_hub).partition("@")
         with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:  # FineWeb2 has some 1,800 of them
             listing = pool.map(lambda name: list_files([f"{repository}/{name}{at}{revision}"], "data.world_hub"), names)
