@@ -115,6 +115,8 @@ def _summary(pieces: Sequence[Piece]) -> str:
     times = [piece.seconds for piece in missing]
     took = [seconds for seconds in times if seconds is not None]
     when = f"about {_hours(sum(took))} at the rates seen here" if took else "time unknown until 100 MB were built here"
+    if took and len(took) < len(times):
+        when += f", without {len(times) - len(took)} of them, whose rates are not known"
     return f"{ready} of {len(pieces)} are there; missing: {cost}, {when}"
 
 

@@ -106,7 +106,7 @@ def test_mistakes_are_one_line_and_write_nothing(trained, tmp_path):
         ([name, "accelerator=tpu"], "accelerator: got 'tpu'"),
         ([name, "output=csv"], "output: got 'csv'"),
         ([name, "sources=[flores]", "data.flores_split=test"], "must be dev or devtest"),
-        ([name, "sources=[flores]"], "accept its terms"),
+        ([name, "sources=[flores]"], "accepting its terms"),
         ([name, "sources=[files]", f"data.files.zh={tmp_path}/other.jsonl"], "there is no text of files in ar, en"),
         ([name, "+batch=3"], "there is no such setting"),
         ([], "run"),

@@ -249,8 +249,12 @@ def _data_problems(c: Config) -> Iterator[str]:
             yield f"data.files: nothing for {lang!r}, but {why}; set data.files.{lang}=FILE"
     if c.tok.condition == "starved" and data.world is None and data.world_hub is None:
         yield "data.world: null, but a starved tokenizer is learned from it; name a jsonl of `lang`, `text`"
-    if data.world_hub is not None and not data.world_hub.partition("@")[0].strip("/"):
+    if data.world_hub is not None and not data.world_hub.strip("/@"):
         yield f"data.world_hub: got {data.world_hub!r}; must be OWNER/NAME[@REVISION] or a directory"
+    if c.tok.condition == "starved" and data.world_hub is not None:
+        for lang in c.tok.langs:
+            if lang in LANGUAGES and lang not in data.hub:
+                yield f"data.world_hub: set, but data.hub has no {lang}, whose share would follow from its size there"
     if data.world is not None and data.world_hub is not None:
         yield "data.world_hub: set, and data.world as well; the world's text has one source"
 

@@ -91,6 +91,8 @@ def artifact(
             for p in files.values():
                 force_to_disk(p)
             write_atomically(beside / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+            stamps = {rel: [p.stat().st_size, p.stat().st_mtime_ns] for rel, p in files.items()}
+            write_atomically(beside / VERIFIED, json.dumps(stamps) + "\n")
             os.rename(beside, place)
             sync_directory(place.parent)
         except BaseException as error:
@@ -122,12 +124,6 @@ def _alone(place: Path) -> Iterator[None]:
 def building(place: Path) -> Path:
     """Where the artifact of this place is made before it is renamed into it."""
     return place.parent / f".{place.name}.building"
-
-
-def find_artifact(root: Path, kind: str, name: str, inputs: dict[str, Any]) -> Artifact | None:
-    """The artifact for these inputs if it is there. Raises RunRefused if it is damaged."""
-    fingerprint = fingerprint_of(kind, inputs)
-    return _open(root / kind / f"{name}-{fingerprint[:12]}", fingerprint)
 
 
 def recorded_artifact(root: Path, kind: str, fingerprint: str) -> Artifact:

@@ -29,6 +29,7 @@ from experiment.run_directory import write_atomically
 BATCH = 1024
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string())])
 NAMED = 5  # skipped documents of a kind that are named, per part
+SAMPLED_FILES = 16  # that a sample has equal shares of, if each has enough
 FACTS = "facts.json"  # while a corpus is being made
 
 
@@ -83,13 +84,10 @@ def hub_corpus(data: Data, lang: str, root: Path, pinned: Pinned, workers: int, 
     inputs = _rules(data, lang) | pinned.identity | ({"drawn": "across files"} if sample else {})
 
     def build(out: Path) -> dict[str, Any]:
-        if sample:
-            facts = _build_sample(data, lang, pinned, out, workers, name)
-            _require_documents(facts, f"data.hub.{lang}", data.holdout_fraction, ("train",))
-            return facts
-        jobs = [CorpusPart(data, lang, file, pinned.budget_bytes) for file in pinned.files]
-        facts = _build(jobs, out, pinned.budget_bytes, workers, f"corpora {name}")
-        _require_documents(facts, f"data.hub.{lang}", data.holdout_fraction)
+        most = min(SAMPLED_FILES, len(pinned.files)) if sample else 1
+        facts = _build_to_budget(data, lang, pinned, out, workers, f"{'samples' if sample else 'corpora'} {name}", most)
+        splits = ("train",) if sample else ("train", "holdout")
+        _require_documents(facts, f"data.hub.{lang}", data.holdout_fraction, splits)
         return facts
 
     return artifact(root, "corpora", name, inputs, build, data.missing == "build", resumable=True)
@@ -112,25 +110,26 @@ def _local_parts(data: Data, lang: str, paths: Sequence[Path]) -> list[CorpusPar
     return [CorpusPart(data, lang, group) for group in groups]
 
 
-def _build_sample(
-    data: Data, lang: str, pinned: Pinned, out: Path, workers: int, name: str, across: int = 16
+def _build_to_budget(
+    data: Data, lang: str, pinned: Pinned, out: Path, workers: int, label: str, shares: int
 ) -> dict[str, Any]:
-    """Equal shares of up to `across` files and, where these are too small for them, more of more files."""
-    limit = -(-pinned.budget_bytes // min(across, len(pinned.files)))
+    """No file gives more than the budget over `shares`, unless all of them together give too little so."""
+    limit = -(-pinned.budget_bytes // shares)
     final = out / "parts"
     while not final.exists():
         beside = out / f"limit-{limit}"  # parts of another limit are other parts
         beside.mkdir(exist_ok=True)
         jobs = [CorpusPart(data, lang, file, limit) for file in pinned.files]
-        facts = _build(jobs, beside, pinned.budget_bytes, workers, f"samples {name}")
-        if facts["exhausted"] and facts["cut"]:
+        facts = _build(jobs, beside, pinned.budget_bytes, workers, label)
+        if facts["train"]["bytes"] < pinned.budget_bytes and facts["cut"]:
             limit *= 4
         else:
             os.rename(beside, final)
     for left in out.glob("limit-*"):
         shutil.rmtree(left)
     facts = json.loads((final / FACTS).read_text(encoding="utf-8"))
-    return facts | {"parts": [f"parts/{part}" for part in facts["parts"]]}
+    exhausted = facts["train"]["bytes"] < pinned.budget_bytes
+    return facts | {"parts": [f"parts/{part}" for part in facts["parts"]], "exhausted": exhausted}
 
 
 def _build(jobs: Sequence[CorpusPart], out: Path, budget: int | None, workers: int, label: str) -> dict[str, Any]:
@@ -149,8 +148,6 @@ def _build(jobs: Sequence[CorpusPart], out: Path, budget: int | None, workers: i
             if budget is not None and together.facts["train"]["bytes"] >= budget:
                 break
         facts = together.facts | {"parts": together.parts}
-        if budget is not None:
-            facts["exhausted"] = facts["train"]["bytes"] < budget
         together.close()
         write_atomically(out / FACTS, json.dumps(facts))
     facts = json.loads((out / FACTS).read_text(encoding="utf-8"))
@@ -178,7 +175,7 @@ class _Together:
         counts = json.loads((place / "counts.json").read_text(encoding="utf-8"))
         for name in ("empty", "too_long", "not_utf8", "skipped", "cut"):
             self.facts[name] += counts[name]
-        for split in ("holdout", "train"):  # of a document in both, the holdout keeps it
+        for split in ("holdout", "train"):  # of a document in both (by id), the part keeps it in the holdout
             repeated = self._repeats(np.load(place / f"{split}.digests.npy"))
             sizes = np.load(place / f"{split}.sizes.npy")
             self.facts["duplicates"] += int(repeated.sum())
@@ -200,7 +197,7 @@ class _Together:
         """bool [documents]: whether a document stands earlier in the part or in the corpus.
 
         By 64 bits of sha256: among n documents some two differ and are taken for one with probability n^2 / 2^65,
-        1 in 7,500 for 70 million. 8 bytes of memory for each document.
+        1 in 7,500 for 70 million. 8 bytes of memory for each document, 16 while a part is added.
         """
         repeated = np.ones(len(digests), dtype=bool)
         unique, first = np.unique(digests, return_index=True)

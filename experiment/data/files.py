@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from experiment.config.schema import Data
 from experiment.errors import ExperimentError
 
+ROWS_AT_ONCE = 1024
 READERS = {"jsonl": "json", "json": "json", "parquet": "parquet", "txt": "text", "text": "text"}
 READING_ERRORS = (
     *(OSError, ValueError, TypeError, RuntimeError, EOFError),
@@ -115,12 +116,10 @@ def _rows(setting: str, path: Path, columns: Sequence[str]) -> Iterator[dict[str
             return
         try:
             present = pq.read_schema(path).names
-            if not pq.read_metadata(path).num_rows:
-                return
         except (OSError, pa.ArrowException) as error:
             raise ExperimentError(f"{setting}: {path} cannot be read: {one_line(error)}") from error
         wanted = [column for column in columns if column in present]
-        yield from _streamed(setting, "parquet", [path], columns=wanted or present)
+        yield from _streamed(setting, "parquet", [path], columns=wanted or present, batch_size=ROWS_AT_ONCE)
         return
     # lines are parsed here: a column of no interest may hold anything
     if _is_zstd(path):

@@ -11,6 +11,7 @@ from experiment.data.artifacts import building
 from experiment.data.parts import measured
 from experiment.data.prepare import SPARE, Stages
 from experiment.errors import Missing
+from experiment.matrix.names import tok_name
 from experiment.matrix.runs import tokens_needed
 from experiment.run_directory import write_atomically
 
@@ -49,7 +50,9 @@ def inventory(configs: Sequence[Config], langs: Sequence[str], until: str) -> li
     if data.flores:
         there = Path(str(data.parallel)).exists()
         note = "" if there else "gated: accept its terms and log in to the hub"
-        pieces["text", "FLORES+"] = Piece("text", "FLORES+", "ready" if there else "missing", None, None, 0.0, note)
+        pieces["text", "FLORES+"] = Piece(
+            "text", "FLORES+", "ready" if there else "missing", None, None, 0.0 if there else None, note
+        )
     for config in configs:
         stages = Stages(replace(config, data=replace(config.data, missing="error")))
         for piece in _pieces(stages, langs, until, rates):
@@ -60,7 +63,7 @@ def inventory(configs: Sequence[Config], langs: Sequence[str], until: str) -> li
 def _pieces(stages: Stages, langs: Sequence[str], until: str, rates: dict[str, float]) -> Iterator[Piece]:
     config = stages.config
     wanted = STAGES[: STAGES.index(until) + 1]
-    tok = f"{config.tok.flavor}_{config.tok.condition}"
+    tok = tok_name(config.tok.flavor, config.tok.condition)
     size = config.tok.vocab_size
     sample = config.data.sample_bytes
     for lang in config.tok.langs:
@@ -85,7 +88,18 @@ def _pieces(stages: Stages, langs: Sequence[str], until: str, rates: dict[str, f
             yield corpus
         if "shards" in wanted:
             per_byte = 2 / _bytes_per_token(stages, lang)
-            yield _piece("shards", f"{lang} {tok}", lambda x=lang: stages.shards(x), text, per_byte, rates)
+            yield _with_epochs(
+                _piece("shards", f"{lang} {tok}", lambda x=lang: stages.shards(x), text, per_byte, rates), stages, lang
+            )
+
+
+def _with_epochs(piece: Piece, stages: Stages, lang: str) -> Piece:
+    """Says where the run of the matrix that reads most of a language reads it more than once."""
+    if piece.state == "ready":
+        needed = tokens_needed()[lang] * stages.config.scale.token_scale
+        if (epochs := needed / stages.shards(lang).facts["tokens"]) > 1:
+            piece.note = f"one run reads it {epochs:.1f} times"
+    return piece
 
 
 def _piece(
@@ -103,16 +117,14 @@ def _piece(
         kind = {"text": "samples", "corpus": "corpora", "shards": "shards"}.get(stage)
         seconds = text / rates[kind] if text is not None and kind in rates else None
         return Piece(stage, name, "begun" if begun else "missing", text, disk, seconds)
-    facts, wanted = found.facts, text
+    facts = found.facts
     text = facts["train"]["bytes"] if "train" in facts else facts["bytes"]
     if isinstance(text, dict):
         text = sum(text.values())
     disk = sum(path.stat().st_size for path in found.path.rglob("*") if path.is_file())
     note = f"{len(facts['bytes'])} languages" if name.endswith("-world") else ""
-    if stage == "corpus" and facts.get("exhausted"):
+    if facts.get("exhausted"):
         note = "its sources have no more"
-        if wanted is not None:
-            note += f"; runs that read most of it read it about {wanted / text:.1f} times"
     left_out = [f"{facts[key]} {key}" for key in ("duplicates", "empty", "too_long", "not_utf8") if facts.get(key)]
     return Piece(stage, name, "ready", text, disk, 0.0, "; ".join(filter(None, [note, ", ".join(left_out)])))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiment.config.schema import Data
 from experiment.data.files import one_line, quiet_datasets, records
-from experiment.errors import ExperimentError
+from experiment.errors import ExperimentError, Missing
 from experiment.matrix.languages import LANGUAGES
 from experiment.run_directory import write_atomically
 
@@ -21,7 +21,7 @@ def parallel_segments(data: Data, langs: Sequence[str]) -> list[dict[str, Any]]:
     if data.parallel is None:
         return []
     if data.flores and not Path(data.parallel).exists():
-        raise ExperimentError(
+        raise Missing(
             f"data.parallel: {data.parallel}: FLORES+ is not there yet; python -m experiment.prepare with the same "
             "settings fetches it"
         )
@@ -57,7 +57,9 @@ def fetch_flores(data: Data) -> None:
         return
     rows: list[dict[str, Any]] = []
     for split in FLORES_SENTENCES:
-        texts = {lang: dict(flores(lang, split, "data.flores")) for lang in LANGUAGES}
+        texts = {
+            lang: dict(flores(lang, split, "data.flores", "data.flores=false data.parallel=FILE")) for lang in LANGUAGES
+        }
         for name in texts["en"]:
             rows.append(
                 {"id": f"{split}-{name}", "split": split} | {lang: texts[lang].get(name, "") for lang in LANGUAGES}
@@ -66,14 +68,14 @@ def fetch_flores(data: Data) -> None:
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def flores(lang: str, split: str, setting: str) -> list[tuple[str, str]]:
-    """(id, text) of a split of FLORES+ from the hub. Raises ExperimentError, naming the setting."""
+def flores(lang: str, split: str, setting: str, instead: str) -> list[tuple[str, str]]:
+    """(id, text) of a split of FLORES+ from the hub. Raises ExperimentError: the setting, and what to do `instead`."""
     try:
         rows = quiet_datasets().load_dataset(FLORES, LANGUAGES[lang].flores, split=split)
     except Exception as error:  # the hub's client raises many kinds for no access, no network and no such data set
         raise ExperimentError(
             f"{setting}: {FLORES} cannot be had ({one_line(error)[:200]}); it takes a network, accepting its terms on "
-            "the hub and `hf auth login`; other parallel text: data.flores=false data.parallel=FILE"
+            f"the hub and `hf auth login`; or {instead}"
         ) from error
     return [(str(row["id"]), row["text"]) for row in rows]
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def _in_processes(
                         running[next_job] = pool.submit(_build_in_worker, build, jobs[next_job], place)
                     next_job += 1
                 for finished in [k for k, future in running.items() if future.done()]:
-                    running.pop(finished).result()
+                    if finished == number or running[finished].exception() is None:  # others may not be needed
+                        running.pop(finished).result()
                 if number not in running and number < next_job:
                     break
                 wait(running.values(), timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
@@ -126,8 +128,11 @@ def _build_in_worker(build: Callable[[Any, Path, Advance], None], job: Any, plac
 
 def _build_one(build: Callable[[Any, Path, Advance], None], job: Any, place: Path, advance: Advance) -> None:
     beside = place.with_name(f"{place.name}.{os.getpid()}.tmp")
-    for left in place.parent.glob(f"{place.name}.*.tmp"):  # of a process that died: the artifact's lock is ours
-        shutil.rmtree(left, ignore_errors=True)
+    for left in place.parent.glob(f"{place.name}.*"):  # of a process that died: the artifact's lock is ours
+        dead = left.with_suffix(".dead")
+        with suppress(OSError):  # first out of the way of a worker that has not noticed yet that its parent is gone
+            os.rename(left, dead)
+        shutil.rmtree(dead, ignore_errors=True)
     beside.mkdir()
     try:
         build(job, beside, advance)

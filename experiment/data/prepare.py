@@ -12,6 +12,7 @@ from experiment.data.parallel import parallel_segments
 from experiment.data.shards import TokenStream, shards
 from experiment.data.sources import Pinned, SourceFile, files_of, list_files, pinned
 from experiment.errors import ExperimentError
+from experiment.matrix.names import tok_name
 from experiment.matrix.runs import tokens_needed
 from experiment.tokenizers.sample import sample_amounts, weights_of
 from experiment.tokenizers.tokenizer import tokenizer_artifact
@@ -128,7 +129,8 @@ class Stages:
                     f"data.budget_bytes.{lang}: null, but no tokenizer learns from {lang} to tell what is needed; "
                     f"give the bytes, or have {lang} among tok.langs"
                 )
-            source = f"{tokens:.4g} tokens of {rates[lang]:.3f} bytes ({config.tok.flavor}_destarved), {SPARE:g} times"
+            tok = tok_name(config.tok.flavor, "destarved")
+            source = f"{tokens:.4g} tokens of {rates[lang]:.3f} bytes ({tok}), {SPARE:g} times"
             return {"budget_bytes": int(tokens * rates[lang] * SPARE), "from": source}
 
         def read(record: dict[str, Any]) -> dict[str, Any]:

@@ -27,8 +27,9 @@ _BOS, _EOS = np.array([BOS], dtype=np.uint16), np.array([EOS], dtype=np.uint16)
 def shards(config: Config, lang: str, corpus: Artifact, tokenizer: Artifact, root: Path, workers: int = 1) -> Artifact:
     """Packed training tokens of a language under a tokenizer, made if missing: a shard per part of the corpus.
 
-    Facts: `tokens`, `docs`, `bytes` (UTF-8, of the documents), and `shards`, the tokens of each of `parts`. Beside a
-    shard, `documents.npy` holds tokens and bytes of each of its documents, uint32 [documents, 2].
+    Facts: `tokens`, `docs`, `bytes` (UTF-8, of the documents); `shards`, the tokens of each of `parts`; the `encoder`,
+    whether it was `proven` to give the ids of `tokenizers`, and on how many documents it was `checked`. Beside a shard,
+    `documents.npy` holds tokens and bytes of each of its documents, uint32 [documents, 2].
     """
     inputs = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "layout": "bos-doc-eos-uint16"}
     name = f"{config.data.corpus}-{lang}-{tok_name(config.tok.flavor, config.tok.condition)}"
@@ -63,12 +64,16 @@ def _pack(corpus: Artifact, tokenizer: Artifact, out: Path, workers: int, label:
     jobs = [ShardPart(place, tokenizer.path / "tokenizer.json", threads, fast) for place in places]
     out.mkdir(exist_ok=True)
     facts: dict[str, Any] = {"tokens": 0, "docs": 0, "bytes": 0, "shards": [], "parts": []}
+    facts |= {"encoder": "", "proven": True, "checked": 0}
     for _, place in build_parts(out, jobs, write_shard, workers, label, corpus.facts["train"]["bytes"]):
         counts = json.loads((place / "counts.json").read_text(encoding="utf-8"))
         for name in ("tokens", "docs", "bytes"):
             facts[name] += counts[name]
         facts["shards"].append(counts["tokens"])
         facts["parts"].append(f"{out.name}/{place.name}")
+        facts["encoder"] = counts["encoder"]
+        facts["proven"] &= counts["proven"]
+        facts["checked"] += counts["checked"]
     return facts
 
 
@@ -88,7 +93,9 @@ def write_shard(job: ShardPart, out: Path, advance: Advance) -> None:
     documents = np.concatenate(sizes)
     np.save(out / DOCUMENTS, documents)
     tokens, size = (int(n) for n in documents.sum(axis=0, dtype=np.int64))
-    write_atomically(out / "counts.json", json.dumps({"tokens": tokens, "docs": len(documents), "bytes": size}))
+    write_atomically(
+        out / "counts.json", json.dumps({"tokens": tokens, "docs": len(documents), "bytes": size} | encoder.facts)
+    )
 
 
 class TokenStream:

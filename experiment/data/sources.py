@@ -20,9 +20,9 @@ from experiment.run_directory import write_atomically
 
 ROWS_AT_ONCE = 1024
 ATTEMPTS = 8  # on top of those of the hub's own client
+ATTEMPTS_OFFLINE = 2  # to list what there is, where no server answers: each takes the client half a minute
 LONGEST_WAIT = 120.0
 FOOTER_BYTES = 2**16
-NO_ROWS = "BatchSize must be greater than 0"  # what datasets says of a parquet file without any
 TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
 NETWORK_MODULES = ("aiohttp", "requests", "urllib3", "httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub")
 
@@ -38,7 +38,7 @@ class SourceFile:
     url: str
     """Where it is: `hf://datasets/<repository>@<commit>/...`, or a path."""
     version: str
-    """The commit; of a file here, a checksum of its parquet footer (row counts and statistics of all columns)."""
+    """The commit; of a file here, a checksum of its size and last 64 KiB (in parquet the footer, or most of it)."""
     bytes: int
 
     @property
@@ -114,12 +114,19 @@ def list_files(specs: Sequence[str], setting: str) -> tuple[SourceFile, ...]:
 
 def parse(spec: str, setting: str) -> tuple[str, str, str | None]:
     """`owner/name/config@revision` -> (owner/name, config, revision or None); owner/name may be a directory."""
-    is_here = Path(spec).parent.is_dir()  # then an @ is part of a name
-    path, _, revision = (spec, "", "") if is_here else spec.partition("@")
+    path, revision = (spec, None) if Path(spec).parent.is_dir() else split_revision(spec)
     repository, _, config = path.rpartition("/")
     if not repository or not config:
         raise ExperimentError(f"{setting}: got {spec!r}; must be OWNER/NAME/CONFIG[@REVISION] or DIRECTORY/CONFIG")
-    return repository, config, revision or None
+    return repository, config, revision
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """`name@revision` -> (name, revision); in the path of a directory here an @ is part of the name."""
+    if Path(name).is_dir():
+        return name, None
+    name, _, revision = name.partition("@")
+    return name, revision or None
 
 
 def config_names(repository: str, setting: str) -> list[str]:
@@ -181,8 +188,6 @@ def read_column(file: SourceFile, column: str, setting: str) -> Iterator[list[by
                 attempt = 0
             return
         except Exception as error:
-            if NO_ROWS in str(error) and not rows:
-                return
             attempt = _wait_or_raise(error, attempt, where, column)
 
 
@@ -190,7 +195,11 @@ def _batches(url: str, column: str, skip: int) -> Iterator[list[bytes | None]]:
     datasets = quiet_datasets()
     # a parquet file is read by its row groups, the column's pages only
     place = url if "://" in url else glob.escape(url)  # datasets would match patterns
-    table = datasets.load_dataset("parquet", data_files=[place], split="train", streaming=True, columns=[column])
+    options: dict[str, Any] = {
+        "columns": [column],
+        "batch_size": ROWS_AT_ONCE,
+    }  # else the first row group's size, be it 0
+    table = datasets.load_dataset("parquet", data_files=[place], split="train", streaming=True, **options)
     for batch in table.skip(skip).with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
         values = batch.column(column)
         try:  # as bytes: parquet promises UTF-8 and does not check it
@@ -207,7 +216,7 @@ def _asked(ask: Callable[[], T], where: str) -> T:
             return ask()
         except Exception as error:  # the client raises many kinds for no network, no access and no such data set
             status = status_of(error)
-            if status not in TRY_AGAIN or attempt + 1 >= ATTEMPTS:
+            if not is_passing(error) or attempt + 1 >= (ATTEMPTS if status else ATTEMPTS_OFFLINE):
                 said = f" (status {status})" if status else ""
                 raise ExperimentError(
                     f"{where} cannot be had{said}: {one_line(error)}; is there such a data set, and a network?"

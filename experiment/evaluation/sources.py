@@ -55,7 +55,9 @@ def texts_to_score(run: Run, sources: Sequence[str], given: EvaluationText) -> S
             if source == "holdout":
                 texts = list(read_split(recorded_artifact(root, "corpora", recorded["corpora"][lang]), "holdout"))
             elif source == "flores":
-                texts = flores(lang, given.flores_split, "sources: flores")
+                texts = flores(
+                    lang, given.flores_split, "sources: flores", "sources=[files] data.files.<language>=PATH"
+                )
             elif source == "files":
                 texts = _texts_of_files(given, lang)
             elif recorded["parallel"] is None:

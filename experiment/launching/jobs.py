@@ -61,7 +61,6 @@ def check_jobs(jobs: Sequence[Job], nodes: int = 1) -> None:
     Raises ConfigError with every problem, before the first job starts.
     """
     problems: list[str] = []
-    texts: dict[tuple[str, str, bool], str | None] = {}
     for job in jobs:
         config = job.run.config
         if config.trainer.num_nodes not in (1, nodes):
@@ -71,11 +70,8 @@ def check_jobs(jobs: Sequence[Job], nodes: int = 1) -> None:
             check_batch_divides(config, (config.trainer.devices or 1) * nodes)
         except ConfigError as error:
             problems += error.problems
-        for lang in dict.fromkeys([*config.mixture.langs, *config.tok.langs]):
-            key = (lang, config.data.files.get(lang) or job.run.tok_name, lang in config.mixture.langs)
-            if key not in texts:
-                texts[key] = _missing_text(config, lang)
-            problems += filter(None, [texts[key]])
+        langs = dict.fromkeys([*config.mixture.langs, *config.tok.langs])
+        problems += filter(None, (_missing_text(config, lang) for lang in langs))
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
 

@@ -95,6 +95,10 @@ def science_of(config: Config) -> dict[str, Any]:
         science["mixture.probs"] = None
     if config.tok.condition == "destarved":
         del science["tok.temperature"]  # of the starved sample
+    if config.tok.condition == "destarved" or config.data.world_hub is None:
+        del science["data.world_languages"]
+    if config.tok.flavor != "pa":
+        del science["tok.parity_window"], science["tok.parity_alpha"]
     if config.schedule.kind == "trunk":
         for name in ("min_lr", "stable_tokens", "decay_tokens", "decay_shape"):
             del science[f"schedule.{name}"]

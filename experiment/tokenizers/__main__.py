@@ -22,11 +22,13 @@ from experiment.config.front_door import front_door
 from experiment.config.schema import Config, TokenizersConfig
 from experiment.data.artifacts import Artifact, checksum
 from experiment.errors import ConfigError
+from experiment.matrix.names import tok_name
+from experiment.matrix.runs import CONDITIONS
 from experiment.reporting.tokenizers import tokenizer_tables, tokenizers_markdown, verdicts
 from experiment.run_directory import place_for, replaced_as_a_whole
 
 FILES = ("tokenizers.json", "tokenizers.md")
-CONDITIONS = {"pa": ("bl_starved", "bl_destarved", "pa_destarved")}
+COMPARED = {"pa": ("bl_starved", "bl_destarved", "pa_destarved")}
 """What a flavor without two conditions of its own is compared with."""
 SHOWN = ("tokenizer_text", "tokenizer_ratios", "tokenizer_summary", "vocabulary_scripts")
 
@@ -71,7 +73,7 @@ def _configs(config: TokenizersConfig, overrides: Sequence[str]) -> dict[str, Co
         raise ConfigError([f"{fixed[0]}: the tokenizers follow from flavor={config.flavor}; leave it out"])
     shared = [override for key, override in given.items() if key not in own]
     configs = {}
-    for name in CONDITIONS.get(config.flavor, (f"{config.flavor}_starved", f"{config.flavor}_destarved")):
+    for name in COMPARED.get(config.flavor, tuple(tok_name(config.flavor, condition) for condition in CONDITIONS)):
         made = compose([*shared, f"tok={name}"], possible=False).config
         configs[name] = replace(made, mixture=replace(made.mixture, langs=list(made.tok.langs), probs=None))
         check(configs[name])

@@ -31,9 +31,9 @@ def weights_of(config: Config) -> dict[str, float]:
 
 
 def taken(pieces: Callable[[], Iterable[tuple[str, str]]], amount: int) -> tuple[Callable[[], Iterator[str]], int]:
-    """The texts among (key, text) whose keys' hashes are smallest, up to `amount` bytes, and how many bytes they have.
+    """The texts among (key, text) whose keys' hashes are smallest, until they have `amount` bytes, and their bytes.
 
-    Reads twice and holds 16 bytes for each piece, never the texts.
+    Reads twice and holds some 40 bytes for each piece, never the texts.
     """
     found = ((_key(key), len(text.encode("utf-8"))) for key, text in pieces())
     facts = np.fromiter(found, dtype=[("key", np.uint64), ("bytes", np.int64)])
@@ -74,7 +74,8 @@ def training_text(
     facts: dict[str, Any] = {}
     if config.tok.condition == "destarved":
         pieces = {lang: _documents(corpora[lang]) for lang in amounts}
-        facts["byte_premium"] = {"from": config.tok.byte_premium, **premiums_of(config)}
+        if config.tok.match == "content":
+            facts["byte_premium"] = {"from": config.tok.byte_premium, **weights_of(config)}
     else:
         pieces, sizes = world_pieces(config, corpora, world)
         available = {lang: sum(len(text.encode("utf-8")) for _, text in read()) for lang, read in pieces.items()}

@@ -17,7 +17,7 @@ from experiment.errors import ExperimentError
 from experiment.matrix.names import tok_name
 from experiment.tokenizers.byte_level import SPECIAL_TOKENS, train_byte_level
 from experiment.tokenizers.parity_aware import learn, tokenizer_of
-from experiment.tokenizers.sample import Texts, premiums_of, training_text
+from experiment.tokenizers.sample import Texts, training_text, weights_of
 from experiment.tokenizers.unigram import train_unigram
 from experiment.tokenizers.world import world_fingerprint
 
@@ -60,8 +60,8 @@ def tokenizer_artifact(
     """`tokenizer.json` for the run's flavor and condition, learned if it is missing.
 
     `corpora`: the text of each of `tok.langs` that may be learned from; `world`: that of the other languages where it
-    comes from the hub. Facts: `bytes` learned from per language, `short` languages, and `bytes_per_token` on each
-    language's holdout. Raises ExperimentError if the text yields too few entries.
+    comes from the hub. Facts: `bytes` learned from per language, `short` languages, and `bytes_per_token` of each
+    language. Raises ExperimentError if the text yields too few entries.
     """
     tok = config.tok
     inputs: dict[str, Any] = {
@@ -71,7 +71,7 @@ def tokenizer_artifact(
         "corpora": {lang: corpora[lang].fingerprint for lang in tok.langs},
         "world": world_fingerprint(config, world),
         "temperature": tok.temperature if tok.condition == "starved" else None,
-        "sample": [config.data.sample_bytes, tok.match, premiums_of(config)],
+        "sample": [config.data.sample_bytes, tok.match, weights_of(config)],
     }
     if tok.flavor == "pa":
         development = _development(config)
@@ -113,18 +113,17 @@ def _development(config: Config) -> dict[str, list[str]]:
 
 
 def _bytes_per_token(tokenizer: Tokenizer, corpora: Mapping[str, Artifact]) -> dict[str, float]:
-    """UTF-8 bytes per token, <bos> and <eos> not counted, on the first megabyte of each language's holdout, or of its
-    training text where so little is held out that there is none."""
+    """UTF-8 bytes per token, <bos> and <eos> not counted, on MEASURED_BYTES of each language: what is held out, and
+    where that is less, training text."""
     rates = {}
     for lang, found in corpora.items():
         texts, size = [], 0
-        for _, text in read_split(found, "holdout" if found.facts["holdout"]["docs"] else "train"):
+        for _, text in chain(read_split(found, "holdout"), read_split(found, "train")):
             texts.append(text)
             size += len(text.encode("utf-8"))
             if size >= MEASURED_BYTES:
                 break
-        tokens = sum(map(len, tokenizer.encode_batch(texts)))
-        rates[lang] = size / tokens
+        rates[lang] = size / sum(map(len, tokenizer.encode_batch(texts)))
     return rates
 
 

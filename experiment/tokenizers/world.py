@@ -17,8 +17,9 @@ from experiment.data.artifacts import Artifact, artifact, checksum
 from experiment.data.corpus import FACTS, is_holdout, read_split
 from experiment.data.files import records, require_file
 from experiment.data.parts import Advance, build_parts
-from experiment.data.sources import SourceFile, config_names, files_of, list_files, pinned, read_column
+from experiment.data.sources import SourceFile, config_names, files_of, list_files, pinned, read_column, split_revision
 from experiment.errors import ExperimentError
+from experiment.matrix.languages import LANGUAGES
 from experiment.run_directory import write_atomically
 from experiment.tokenizers.amounts import temperature_amounts
 
@@ -85,7 +86,7 @@ def pin_world(config: Config, root: Path) -> dict[str, tuple[SourceFile, ...]]:
     """Language -> its files: the largest languages of `data.world_hub` beside the study's. Listed once, then kept."""
     data = config.data
     assert data.world_hub is not None
-    study = sorted({spec.partition("@")[0].rpartition("/")[2] for specs in data.hub.values() for spec in specs})
+    study = sorted(LANGUAGES[lang].fineweb for lang in config.tok.langs)
     count = data.world_languages - len(config.tok.langs)
 
     def find() -> dict[str, Any]:
@@ -95,9 +96,10 @@ def pin_world(config: Config, root: Path) -> dict[str, tuple[SourceFile, ...]]:
                 f"data.world_languages: got {data.world_languages}, but {data.world_hub} has only {len(names)} beside "
                 f"the {len(config.tok.langs)} of tok.langs; at most {len(names) + len(config.tok.langs)}"
             )
-        repository, at, revision = str(data.world_hub).partition("@")
+        repository, revision = split_revision(str(data.world_hub))
+        at = f"@{revision}" if revision else ""
         with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:  # FineWeb2 has some 1,800 of them
-            listing = pool.map(lambda name: list_files([f"{repository}/{name}{at}{revision}"], "data.world_hub"), names)
+            listing = pool.map(lambda name: list_files([f"{repository}/{name}{at}"], "data.world_hub"), names)
             files = dict(zip(names, tqdm(listing, "languages listed", len(names), delay=2), strict=True))
         largest = sorted(files, key=lambda name: (-sum(file.bytes for file in files[name]), name))
         return {"files": {name: [asdict(file) for file in files[name]] for name in sorted(largest[:count])}}
@@ -153,7 +155,7 @@ def world_corpus(
             beside.mkdir(exist_ok=True)
             jobs = [WorldPart(data, lang, files[lang], amounts[lang]) for lang in wanted]
             for lang, (_, place) in zip(
-                wanted, build_parts(beside, jobs, write_world_part, workers, "world"), strict=True
+                wanted, build_parts(beside, jobs, write_world_part, workers, "samples world"), strict=True
             ):
                 counts = json.loads((place / "counts.json").read_text(encoding="utf-8"))
                 held[lang] = (counts["bytes"], place)
@@ -195,15 +197,15 @@ def write_world_part(job: WorldPart, out: Path, advance: Advance) -> None:
         size, cut = 0, False
         for file in job.files:
             got = 0
-            for text in _texts(job.data, file):
+            for text, length in _texts(job.data, file):
                 if got >= limit or size >= job.amount:
                     cut = True
                     break
-                if text not in texts:
+                if text not in texts and length <= job.amount:  # a longer one would be many shares
                     texts[text] = None
-                    advance(len(text))
-                    got += len(text.encode("utf-8"))
-                    size += len(text.encode("utf-8"))
+                    advance(length)
+                    got += length
+                    size += length
             if size >= job.amount:
                 break
         if size >= job.amount or not cut:
@@ -214,8 +216,8 @@ def write_world_part(job: WorldPart, out: Path, advance: Advance) -> None:
     write_atomically(out / "counts.json", json.dumps(counts))
 
 
-def _texts(data: Data, file: SourceFile) -> Iterator[str]:
-    """The texts of a file that may be learned from."""
+def _texts(data: Data, file: SourceFile) -> Iterator[tuple[str, int]]:
+    """The texts of a file that may be learned from, and their UTF-8 bytes."""
     for batch in read_column(file, data.text_column, "data.world_hub"):
         for content in batch:
             if not content or len(content) > data.max_document_bytes:
@@ -225,4 +227,4 @@ def _texts(data: Data, file: SourceFile) -> Iterator[str]:
             except UnicodeDecodeError:
                 continue
             if not is_holdout(text, data.holdout_fraction):
-                yield text
+                yield text, len(content)
