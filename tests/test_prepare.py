@@ -30,6 +30,7 @@ from experiment.data.parts import build_parts
 from experiment.data.prepare import Stages
 from experiment.data.sources import Pinned, list_files, read_column
 from experiment.errors import ExperimentError, Missing
+from experiment.matrix.budget import measured_text
 from experiment.matrix.languages import LANGUAGES
 from experiment.tokenizers.encoder import EncoderMismatch
 from tests.standin import FILES, INVALID, Hub, hub_settings, make_hub, write_file
@@ -100,7 +101,12 @@ def test_a_corpus_holds_what_the_matrix_needs(staged):
     larger = staged("data.budget_bytes.de=1e9")
     assert larger.corpus("de").fingerprint != stages.corpus("de").fingerprint
     assert larger.corpus("de").facts["exhausted"]
-    assert stages.shards("de").facts["tokens"] > 50e9 * 1e-6, "no epoch is begun twice"
+    tokens = stages.shards("de").facts["tokens"]
+    assert tokens > 50e9 * 1e-6, "no epoch is begun twice"
+    assert measured_text(stages.config, "de", "bl_destarved")[0] == tokens
+    found, measured_rate = measured_text(larger.config, "de", "bl_destarved")
+    assert measured_rate == rate and found == pytest.approx(larger.corpus("de").facts["train"]["bytes"] / rate)
+    assert measured_text(staged("scale.vocab_size=601").config, "de", "bl_destarved") == (None, None)
 
 
 def test_the_budget_is_worked_out_once(staged, hub):

@@ -2,11 +2,14 @@
 
 import json
 import math
+from contextlib import suppress
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from experiment.config.schema import Config
+from experiment.errors import Missing
 from experiment.matrix.board import measured_rate
 from experiment.matrix.identity import Run
 from experiment.matrix.languages import LANGUAGES
@@ -14,6 +17,8 @@ from experiment.matrix.runs import CONDITIONS
 from experiment.model.size import BYTES_PER_PARAMETER, PEAK_FLOPS, flops_per_token, parameter_count
 
 CELL_TOKENS = 30e9
+Measured = dict[tuple[str, str], tuple[float | None, float | None]]
+"""(language, tokenizer) -> what measured_text says."""
 
 
 def trained_tokens(run: Run) -> float:
@@ -46,7 +51,8 @@ def plan(
 ) -> dict[str, Any]:
     """The plan of some runs as plain values. GPU-hours are None where no rate is known."""
     rate, source = rate_of(runs, tok_per_s, mfu, device)
-    rows = [_row(run, rate) for run in runs]
+    measured: Measured = {}
+    rows = [_row(run, rate, measured) for run in runs]
     total = sum(row["tokens"] for row in rows)
     cells = {(run.mixture, run.tok_name, run.config.seed) for run in runs}
     scale = runs[0].config.scale.token_scale
@@ -60,7 +66,7 @@ def plan(
         "rate_from": source,
         "total_gpu_hours": _hours(total * scale, rate),
         "checkpoint_bytes": sum(row["checkpoint_bytes"] for row in rows),
-        "shard_bytes": _shard_bytes(runs),
+        "shard_bytes": _shard_bytes(runs, measured),
         "trunks_save_tokens": _saved_by_trunks(runs),
         "all_pairs": _all_pairs(scale, rate),
         "runs": rows,
@@ -75,7 +81,7 @@ def _hours(real_tokens: float, rate: float | None) -> float | None:
     return None if rate is None else real_tokens / rate / 3600
 
 
-def _row(run: Run, rate: float | None) -> dict[str, Any]:
+def _row(run: Run, rate: float | None, measured: Measured) -> dict[str, Any]:
     config = run.config
     tokens = trained_tokens(run)
     real = tokens * config.scale.token_scale
@@ -91,16 +97,25 @@ def _row(run: Run, rate: float | None) -> dict[str, Any]:
         "real_tokens": real,
         "flops": real * flops_per_token(config.model, config.tok.vocab_size),
         "gpu_hours": _hours(real, rate),
-        **_text(run),
+        **_text(run, measured),
         "checkpoint_bytes": kept * parameters * BYTES_PER_PARAMETER + snapshots,
     }
+
+
+def _look(measured: Measured, config: Config, lang: str, tok: str) -> tuple[float | None, float | None]:
+    if (lang, tok) not in measured:
+        measured[lang, tok] = measured_text(config, lang, tok)
+    return measured[lang, tok]
 
 
 def measured_text(config: Config, lang: str, tok: str) -> tuple[float | None, float | None]:
     """Tokens in the corpus of a language under a tokenizer, and UTF-8 bytes per token; None where it is not known.
 
-    Both as the packed shards have them; before they are packed, by the tokenizer's bytes per token on holdout text.
+    Both as the packed shards have them; before they are packed, by the tokenizer's bytes per token.
     """
+    if lang in config.data.hub:
+        return _measured_on_hub(config, lang)
+    # files may be large: they are not read here to find the artifacts that are made of them, a name must do
     artifacts, vocab_size = Path(config.paths.artifacts), config.tok.vocab_size
     texts = {m["fingerprint"] for m in _manifests(artifacts, f"corpora/{config.data.corpus}-*")}
     tokenizers = [
@@ -124,11 +139,25 @@ def measured_text(config: Config, lang: str, tok: str) -> tuple[float | None, fl
     return (corpora[0] / rate if len(corpora) == 1 else None), rate
 
 
+def _measured_on_hub(config: Config, lang: str) -> tuple[float | None, float | None]:
+    from experiment.data.prepare import Stages  # only a plan of staged text needs what it imports
+
+    stages = Stages(replace(config, data=replace(config.data, missing="error")))
+    with suppress(Missing):
+        facts = stages.shards(lang).facts
+        return facts["tokens"], facts["bytes"] / facts["tokens"]
+    rate = tokens = None
+    with suppress(Missing):
+        rate = stages.tokenizer().facts["bytes_per_token"].get(lang)
+        tokens = stages.corpus(lang).facts["train"]["bytes"] / rate if rate else None
+    return tokens, rate
+
+
 def _manifests(artifacts: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in artifacts.glob(f"{pattern}/manifest.json")]
 
 
-def _text(run: Run) -> dict[str, dict[str, float | None]]:
+def _text(run: Run, measured: Measured) -> dict[str, dict[str, float | None]]:
     """Per language: `epochs` over its corpus at the end of the run, its trunk included, and `text_bytes`, the UTF-8
     bytes of the tokens that it reads itself; None where neither shards nor tokenizer are there."""
     config, scale = run.config, run.config.scale.token_scale
@@ -137,16 +166,16 @@ def _text(run: Run) -> dict[str, dict[str, float | None]]:
     end = own + (config.branch.mark or 0) * scale
     text: dict[str, dict[str, float | None]] = {"epochs": {}, "text_bytes": {}}
     for lang, p in zip(config.mixture.langs, probs, strict=True):
-        tokens, rate = measured_text(config, lang, run.tok_name)
+        tokens, rate = _look(measured, config, lang, run.tok_name)
         text["epochs"][lang] = None if tokens is None else end * p / tokens
         text["text_bytes"][lang] = None if rate is None else own * p * rate
     return text
 
 
-def _shard_bytes(runs: list[Run]) -> int | None:
+def _shard_bytes(runs: list[Run], measured: Measured) -> int | None:
     """Two bytes a token over every language and condition; None while some of them are not packed."""
     wanted = {(lang, run.tok_name): run.config for run in runs for lang in run.config.mixture.langs}
-    tokens = [measured_text(config, lang, tok)[0] for (lang, tok), config in wanted.items()]
+    tokens = [_look(measured, config, lang, tok)[0] for (lang, tok), config in wanted.items()]
     return None if None in tokens else int(2 * sum(n for n in tokens if n is not None))
 
 
