@@ -280,7 +280,7 @@ def test_prepare_shows_what_is_missing_and_a_run_names_it(hub, tmp_path, launche
 
 @pytest.mark.slow
 def test_prepare_builds_what_a_run_needs_and_then_nothing(hub, tmp_path, launcher):
-    settings = [*hub_settings(hub), f"paths.artifacts={tmp_path}/staged", "mixture=zh"]
+    settings = [*hub_settings(hub), f"paths.artifacts={tmp_path}/staged", "mixture=zh", "data.budget_bytes.zh=300e3"]
     built = prepare(*launcher.base, *settings, "all=true", "data.lang=zh")
     assert built.returncode == 0, built.stderr
     assert "all 11 are there" in built.stdout
