@@ -22,6 +22,8 @@ from experiment.data.shards import ShardPart, write_shard
 from experiment.tokenizers.encoder import Encoder
 from experiment.tokenizers.tokenizer import tokenizer_artifact
 
+JOINED = 3  # of the embedded documents, which have 1 kB: pages of the web are longer
+
 
 def encode_part(tokenizer: Path, place: Path) -> float:
     """Seconds to encode the texts of a part that are in memory already."""
@@ -48,7 +50,8 @@ def main(megabytes: int, rounds: int) -> None:
         config = compose(["scale.vocab_size=65536"]).config
         corpora = {lang: corpus(config.data, lang, root) for lang in config.tok.langs}
         tokenizer = tokenizer_artifact(config, corpora, root).path / "tokenizer.json"
-        texts = [text for found in corpora.values() for _, text in read_split(found, "train")]
+        pieces = [text for found in corpora.values() for _, text in read_split(found, "train")]
+        texts = ["\n".join(pieces[i : i + JOINED]) for i in range(0, len(pieces), JOINED)]
         size = sum(len(text.encode("utf-8")) for text in texts)
         repeats = max(1, round(megabytes * 1e6 / workers / size))
         places = [root / f"part-{i}" for i in range(workers)]
@@ -64,7 +67,8 @@ def main(megabytes: int, rounds: int) -> None:
                 packed.append(max(pool.map(pack_part, [tokenizer] * workers, places, outs)))
         total = repeats * size * workers / 1e6
         rate = statistics.median(bare) / statistics.median(packed)
-        print(f"{total:.0f} MB, {workers} workers, {rounds} rounds, 65,536 entries")
+        kilobytes = size / len(texts) / 1e3
+        print(f"{total:.0f} MB, documents of {kilobytes:.1f} kB, {workers} workers, {rounds} rounds, 65,536 entries")
         print(f"  packing runs at {rate:.2f} of the encoder's own rate ({total / statistics.median(packed):.1f} MB/s)")
 
 

@@ -325,7 +325,8 @@ def part_batches(place: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch
     """The same as batches of at most BATCH documents."""
     repeated = np.load(place / "repeated.npy") if (place / "repeated.npy").exists() else np.empty(0, dtype=np.int64)
     row = 0
-    for batch in pq.ParquetFile(place / "train.parquet").iter_batches(batch_size=BATCH, columns=list(columns)):
+    file = pq.ParquetFile(place / "train.parquet", memory_map=True)
+    for batch in file.iter_batches(batch_size=BATCH, columns=list(columns), use_threads=False):  # parts go side by side
         first, last = repeated.searchsorted([row, row + len(batch)])
         kept = np.ones(len(batch), dtype=bool)
         kept[repeated[first:last] - row] = False

@@ -21,7 +21,6 @@ from experiment.tokenizers.tokenizer import BOS, EOS
 
 SHARD, DOCUMENTS = "shard.bin", "documents.npy"
 FAST, REFERENCE = "fast", "reference"  # which encoder the shards in a directory are from
-_BOS, _EOS = np.array([BOS], dtype=np.uint16), np.array([EOS], dtype=np.uint16)
 
 
 def shards(config: Config, lang: str, corpus: Artifact, tokenizer: Artifact, root: Path, workers: int = 1) -> Artifact:
@@ -84,18 +83,21 @@ def write_shard(job: ShardPart, out: Path, advance: Advance) -> None:
     with open(out / SHARD, "wb") as file:
         for batch in part_batches(job.place, ["text"]):
             encoded = encoder.encode_batch(batch["text"].to_pylist())
-            if encoded:
-                file.write(np.concatenate([piece for ids in encoded for piece in (_BOS, ids, _EOS)]).data)
-            lengths = [len(ids) + 2 for ids in encoded]
+            lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 2
+            tokens = np.full(lengths.sum(), EOS, dtype=np.uint16)
+            ends = np.cumsum(lengths)
+            tokens[ends - lengths] = BOS
+            for end, ids in zip(ends.tolist(), encoded, strict=True):
+                tokens[end - 1 - len(ids) : end - 1] = ids
+            file.write(tokens.data)
             text_bytes = pc.binary_length(batch["text"]).to_numpy()
             sizes.append(np.array([lengths, text_bytes], dtype=np.uint32).T)
             advance(int(text_bytes.sum()))
     documents = np.concatenate(sizes)
     np.save(out / DOCUMENTS, documents)
-    tokens, size = (int(n) for n in documents.sum(axis=0, dtype=np.int64))
-    write_atomically(
-        out / "counts.json", json.dumps({"tokens": tokens, "docs": len(documents), "bytes": size} | encoder.facts)
-    )
+    total, size = (int(n) for n in documents.sum(axis=0, dtype=np.int64))
+    counts = {"tokens": total, "docs": len(documents), "bytes": size} | encoder.facts
+    write_atomically(out / "counts.json", json.dumps(counts))
 
 
 class TokenStream:
