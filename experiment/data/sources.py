@@ -202,10 +202,11 @@ def _batches(url: str, column: str, skip: int) -> Iterator[list[bytes | None]]:
     table = datasets.load_dataset("parquet", data_files=[place], split="train", streaming=True, **options)
     for batch in table.skip(skip).with_format("arrow").iter(batch_size=ROWS_AT_ONCE):
         values = batch.column(column)
-        try:  # as bytes: parquet promises UTF-8 and does not check it
-            yield values.cast(pa.large_binary()).to_pylist()
-        except pa.ArrowNotImplementedError as error:
+        try:
+            content = values.cast(pa.large_binary())  # as bytes: parquet promises UTF-8 and does not check it
+        except pa.ArrowNotImplementedError as error:  # there is no such cast: numbers, lists, ...
             raise ExperimentError(f"{url}: column {column!r} holds {values.type}, not text") from error
+        yield content.to_pylist()
 
 
 def _asked(ask: Callable[[], T], where: str) -> T:
