@@ -556,6 +556,13 @@ def test_shards_of_a_damaged_or_foreign_kind_are_refused_by_name(staged):
     assert staged().shards("zh").fingerprint == found.fingerprint
 
 
+def test_the_text_that_tokenizers_learn_from_is_listed_with_a_language(tmp_path):
+    config = compose(["mixture=de", f"paths.artifacts={tmp_path}"]).config
+    pieces = [(piece.stage, piece.name) for piece in inventory([config], ["de"], "shards")]
+    texts = [("text", f"embedded-{lang}") for lang in ("en", "de", "fr", "ar", "zh")]
+    assert pieces == [*texts, ("tokenizer", "bl_destarved 4,096"), ("shards", "de bl_destarved")]
+
+
 def test_what_was_begun_is_told_and_gone_on_with(staged, tmp_path, monkeypatch):
     from experiment.data import corpus as room
 

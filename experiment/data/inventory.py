@@ -72,6 +72,8 @@ def _pieces(stages: Stages, langs: Sequence[str], until: str, rates: dict[str, f
             yield _piece(
                 "text", f"{config.data.corpus}-sample-{lang}", lambda x=lang: stages.text(x), share, 0.5, rates
             )
+        else:  # tokenizers learn from the whole corpus
+            yield _piece("text", f"{config.data.corpus}-{lang}", lambda x=lang: stages.corpus(x), None, None, rates)
     if config.tok.condition == "starved" and config.data.world_hub is not None:
         what = None if sample is None else int(sample)
         yield _piece("text", f"{config.data.corpus}-world", stages.world, what, 0.5, rates)
@@ -79,7 +81,7 @@ def _pieces(stages: Stages, langs: Sequence[str], until: str, rates: dict[str, f
         yield _piece("tokenizer", f"{tok} {size:,}", stages.tokenizer, None, None, rates)
     for lang in langs:
         text, source = _needed(stages, lang)
-        if "corpus" in wanted:
+        if "corpus" in wanted and (lang in config.data.hub or lang not in config.tok.langs):
             corpus = _piece(
                 "corpus", f"{config.data.corpus}-{lang}", lambda x=lang: stages.corpus(x), text, 0.45, rates
             )
