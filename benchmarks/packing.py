@@ -1,45 +1,59 @@
 """Packing against bare encoding on all cores: python benchmarks/packing.py [megabytes] [rounds]
 
-The same documents and workers, both ways in turn: the encoder alone over texts in memory, and shards written from a
-corpus on disk (reading, encoding, concatenating, writing, forcing to disk). Prints the ratio of the medians.
+Every worker has a part of a corpus on disk and its texts in memory. It takes one batch of documents after the other
+both ways, in alternating order: the encoder alone, and all that a shard needs (reading, encoding, joining, writing).
+Prints the median of the batches' ratios with its 95% interval, by bootstrap.
 """
 
-import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from experiment.config.compose import compose
-from experiment.data.corpus import SCHEMA, corpus, part_batches, read_split
+from experiment.data.corpus import SCHEMA, STORAGE, corpus, part_batches, read_split
 from experiment.data.parts import cores
-from experiment.data.shards import ShardPart, write_shard
+from experiment.data.shards import write_documents
 from experiment.tokenizers.encoder import Encoder
 from experiment.tokenizers.tokenizer import tokenizer_artifact
 
 JOINED = 3  # of the embedded documents, which have 1 kB: pages of the web are longer
 
 
-def encode_part(tokenizer: Path, place: Path) -> float:
-    """Seconds to encode the texts of a part that are in memory already."""
-    texts = [batch["text"].to_pylist() for batch in part_batches(place, ["text"])]
-    start = time.perf_counter()
+def pairs(tokenizer: Path, place: Path, shard: Path, rounds: int) -> list[tuple[float, float]]:
+    """Seconds of each batch of a part: the encoder's alone, and those of packing."""
     encoder = Encoder(tokenizer)
-    for batch in texts:
-        encoder.encode_batch(batch)
-    return time.perf_counter() - start
+    seconds = []
+    for round_number in range(rounds):
+        texts = [batch["text"].to_pylist() for batch in part_batches(place, ["text"])]  # anew: a str keeps its UTF-8
+        batches = part_batches(place, ["text"])
+        with open(shard, "wb") as file:
+            for number, batch in enumerate(texts):
+                encode = partial(encoder.encode_batch, batch)
+                pack = partial(pack_next, encoder, batches, file)
+                if (number + round_number) % 2:
+                    seconds.append((timed(encode), timed(pack)))
+                else:
+                    seconds.append((timed(pack), timed(encode))[::-1])
+    return seconds
 
 
-def pack_part(tokenizer: Path, place: Path, out: Path) -> float:
-    """Seconds to make a shard from a part on disk."""
-    out.mkdir(exist_ok=True)
+def pack_next(encoder: Encoder, batches: Iterator[pa.RecordBatch], file: BinaryIO) -> None:
+    write_documents(encoder, next(batches)["text"], file)
+
+
+def timed(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
-    write_shard(ShardPart(place, tokenizer, 1, True), out, lambda count: None)
+    work()
     return time.perf_counter() - start
 
 
@@ -58,18 +72,19 @@ def main(megabytes: int, rounds: int) -> None:
         for place in places:
             place.mkdir()
             rows = [{"id": str(i), "text": f"{i} {text}"} for i in range(repeats) for text in texts]
-            pq.write_table(pa.Table.from_pylist(rows, SCHEMA), place / "train.parquet", compression="zstd")
-        outs = [root / f"out-{i}" for i in range(workers)]
-        bare, packed = [], []
+            pq.write_table(pa.Table.from_pylist(rows, SCHEMA), place / "train.parquet", **STORAGE)
         with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-            for _ in range(rounds):
-                bare.append(max(pool.map(encode_part, [tokenizer] * workers, places)))
-                packed.append(max(pool.map(pack_part, [tokenizer] * workers, places, outs)))
-        total = repeats * size * workers / 1e6
-        rate = statistics.median(bare) / statistics.median(packed)
-        kilobytes = size / len(texts) / 1e3
-        print(f"{total:.0f} MB, documents of {kilobytes:.1f} kB, {workers} workers, {rounds} rounds, 65,536 entries")
-        print(f"  packing runs at {rate:.2f} of the encoder's own rate ({total / statistics.median(packed):.1f} MB/s)")
+            jobs = [pool.submit(pairs, tokenizer, place, place / "shard.bin", rounds) for place in places]
+            seconds = np.array([pair for job in jobs for pair in job.result()])
+    rates = seconds[:, 0] / seconds[:, 1]
+    draws = np.random.default_rng(0).choice(rates, (2000, len(rates)))
+    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    megabytes_packed = repeats * size * workers * rounds / 1e6
+    print(f"{workers} workers, {len(rates)} batches, documents of {size / len(texts) / 1e3:.1f} kB, 65,536 entries")
+    print(
+        f"  packing runs at {np.median(rates):.3f} ({low:.3f} to {high:.3f}) of the encoder's own rate, "
+        f"{megabytes_packed / seconds[:, 1].sum() * workers:.1f} MB/s"
+    )
 
 
 if __name__ == "__main__":

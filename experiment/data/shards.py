@@ -4,9 +4,10 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from experiment.config.schema import Config
@@ -20,6 +21,7 @@ from experiment.tokenizers.encoder import Encoder, EncoderMismatch
 from experiment.tokenizers.tokenizer import BOS, EOS
 
 SHARD, DOCUMENTS = "shard.bin", "documents.npy"
+BETWEEN = np.array([EOS, BOS], dtype=np.uint16)  # documents
 FAST, REFERENCE = "fast", "reference"  # which encoder the shards in a directory are from
 
 
@@ -82,22 +84,22 @@ def write_shard(job: ShardPart, out: Path, advance: Advance) -> None:
     sizes: list[np.ndarray] = [np.empty((0, 2), dtype=np.uint32)]
     with open(out / SHARD, "wb") as file:
         for batch in part_batches(job.place, ["text"]):
-            encoded = encoder.encode_batch(batch["text"].to_pylist())
-            lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) + 2
-            tokens = np.full(lengths.sum(), EOS, dtype=np.uint16)
-            ends = np.cumsum(lengths)
-            tokens[ends - lengths] = BOS
-            for end, ids in zip(ends.tolist(), encoded, strict=True):
-                tokens[end - 1 - len(ids) : end - 1] = ids
-            file.write(tokens.data)
-            text_bytes = pc.binary_length(batch["text"]).to_numpy()
-            sizes.append(np.array([lengths, text_bytes], dtype=np.uint32).T)
-            advance(int(text_bytes.sum()))
+            sizes.append(write_documents(encoder, batch["text"], file))
+            advance(int(sizes[-1][:, 1].sum(dtype=np.int64)))
     documents = np.concatenate(sizes)
     np.save(out / DOCUMENTS, documents)
     total, size = (int(n) for n in documents.sum(axis=0, dtype=np.int64))
     counts = {"tokens": total, "docs": len(documents), "bytes": size} | encoder.facts
     write_atomically(out / "counts.json", json.dumps(counts))
+
+
+def write_documents(encoder: Encoder, texts: pa.StringArray, file: BinaryIO) -> np.ndarray:
+    """Append documents to a shard. Returns tokens and UTF-8 bytes of each, uint32 [documents, 2]."""
+    encoded = encoder.encode_batch(texts.to_pylist())
+    if encoded:
+        file.write(BETWEEN[1:].tobytes() + BETWEEN.tobytes().join(encoded) + BETWEEN[:1].tobytes())
+    lengths = np.fromiter(map(len, encoded), np.uint32, len(encoded)) + 2
+    return np.array([lengths, pc.binary_length(texts).to_numpy()], dtype=np.uint32).T
 
 
 class TokenStream:
