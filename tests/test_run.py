@@ -12,7 +12,7 @@ import torch
 
 from experiment.errors import Diverged, ExperimentError, RunRefused
 from experiment.run_directory import RunDirectory, append_lines, keep_lines_up_to, read_lines
-from experiment.training.checkpoints import AtomicCheckpointIO, load, verify
+from experiment.training.checkpoints import CheckpointWriter, load, verify
 from experiment.training.module import PretrainingModule
 from tests.conftest import assert_same_weights
 
@@ -207,15 +207,17 @@ def test_a_damaged_checkpoint_is_refused_by_name(launcher, damage):
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "last.ckpt"
-    io = AtomicCheckpointIO()
-    io.save_checkpoint({"x": torch.ones(10)}, path)
+    writer = CheckpointWriter()
+    writer.save_checkpoint({"x": torch.ones(10)}, path)
+    writer.finish()
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ExperimentError, match="No space left"):
-        io.save_checkpoint({"x": torch.zeros(10)}, path)
+        writer.save_checkpoint({"x": torch.zeros(10)}, path)
+        writer.finish()
     verify(path)
     assert torch.equal(load(path)["x"], torch.ones(10))
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]

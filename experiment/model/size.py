@@ -11,9 +11,13 @@ BYTES_PER_PARAMETER = 4 + 8
 
 def parameter_count(model: Model, vocab_size: int) -> int:
     """Number of weights of the decoder, both embeddings included."""
+    return 2 * vocab_size * model.dim + model.layers * block_parameters(model) + model.dim
+
+
+def block_parameters(model: Model) -> int:
+    """Number of weights of one layer."""
     norms = 2 * model.dim + (2 * (model.dim // model.heads) if model.qk_norm else 0)
-    block = 4 * model.dim**2 + 3 * model.dim * model.ffn_dim + norms
-    return 2 * vocab_size * model.dim + model.layers * block + model.dim
+    return 4 * model.dim**2 + 3 * model.dim * model.ffn_dim + norms
 
 
 def flops_per_token(model: Model, vocab_size: int) -> float:

@@ -3,6 +3,8 @@
 import os
 import shutil
 import zipfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins import CheckpointIO
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from experiment.errors import ExperimentError, RunRefused
 from experiment.run_directory import RunDirectory, sync_directory
@@ -121,30 +124,43 @@ def _umask() -> int:
     return mask
 
 
-class AtomicCheckpointIO(CheckpointIO):
-    """Write beside the place, force to disk, verify, rename: a kill leaves the old file or the new one."""
+class CheckpointWriter(CheckpointIO):
+    """Copies the state to host memory and lets training go on, while a thread writes it, one thing after the other.
+
+    A file is written beside its place, forced to disk, verified and renamed: a kill leaves the old one or the new one.
+    What went wrong in the thread is raised by the next call, as ExperimentError.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: list[Future[None]] = []
+        self._staging = Staging()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.tmp")
-        try:
-            with open(beside, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            verify(beside)
-            os.replace(beside, path)
-        except (OSError, RuntimeError, RunRefused) as error:  # torch raises RuntimeError where the disk is full
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-            free = shutil.disk_usage(path.parent).free
-            raise ExperimentError(
-                f"{path}: the checkpoint could not be written ({reason}; {free / 1e6:,.0f} MB are free). "
-                "The one before is kept"
-            ) from error
-        finally:
-            beside.unlink(missing_ok=True)
-        sync_directory(path.parent)
+        self.finish()  # staging is about to be used again
+        staged = self._staging.copy(checkpoint)
+        self.then(lambda: write_checkpoint(staged, Path(path)))
+
+    def then(self, action: Callable[[], object]) -> None:
+        """Do this in the thread, when all before it is done."""
+        self.check()
+        self._pending.append(self._thread.submit(self._unless_failed, list(self._pending), action))
+
+    @staticmethod
+    def _unless_failed(earlier: list[Future[None]], action: Callable[[], object]) -> None:
+        if all(future.exception() is None for future in earlier):
+            action()
+
+    def check(self) -> None:
+        """Raises what went wrong so far. Does not wait."""
+        for future in [future for future in self._pending if future.done()]:
+            self._pending.remove(future)
+            future.result()
+
+    def finish(self) -> None:
+        """Wait until everything is on disk. Raises what went wrong."""
+        wait(self._pending)
+        self.check()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
         verify(Path(path))
@@ -152,6 +168,53 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
+
+    def teardown(self) -> None:
+        self._thread.shutdown(wait=True)
+
+
+class Staging:
+    """Host memory that a state is copied to: pinned for a GPU's tensors, and kept for the next time."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+
+    def copy(self, tree: Any) -> Any:
+        """The same tree of containers with its tensors on the host. The copy before it is overwritten."""
+        leaves, spec = tree_flatten(tree)
+        old, self._buffers = iter(self._buffers), []
+        staged = [self._stage(leaf, next(old, None)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+        return tree_unflatten(staged, spec)
+
+    def _stage(self, tensor: torch.Tensor, buffer: torch.Tensor | None) -> torch.Tensor:
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        self._buffers.append(buffer)
+        return buffer.copy_(tensor.detach(), non_blocking=True)
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Raises ExperimentError, with the file that was there still in place, if it cannot be written."""
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(checkpoint, beside)
+        with open(beside, "rb") as file:
+            os.fsync(file.fileno())
+        verify(beside)
+        os.replace(beside, path)
+    except (OSError, RuntimeError, RunRefused) as error:  # torch raises RuntimeError where the disk is full
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        free = shutil.disk_usage(path.parent).free
+        raise ExperimentError(
+            f"{path}: the checkpoint could not be written ({reason}; {free / 1e6:,.0f} MB are free). "
+            "The one before is kept"
+        ) from error
+    finally:
+        beside.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def same_file(source: Path, target: Path) -> None:
@@ -174,14 +237,24 @@ class RollingCheckpoint(Callback):
     It comes after evaluation, so that a checkpoint never is ahead of the run's records.
     """
 
-    def __init__(self, directory: RunDirectory, schedule: Schedule, every_tokens: float, stop_step: int):
-        self.directory, self.schedule = directory, schedule
+    def __init__(
+        self,
+        directory: RunDirectory,
+        schedule: Schedule,
+        every_tokens: float,
+        stop_step: int,
+        writer: CheckpointWriter,
+    ):
+        self.directory, self.schedule, self.writer = directory, schedule, writer
         self.every_tokens, self.stop_step = every_tokens, stop_step
 
     def on_train_batch_end(self, trainer: Trainer, module: PretrainingModule, *_: Any) -> None:
         step = trainer.global_step
+        self.writer.check()
         if step == self.stop_step or self.schedule.is_due(step, self.every_tokens):
             self.save(trainer, module)
+        if step == self.stop_step:
+            self.writer.finish()
 
     def save(self, trainer: Trainer, module: PretrainingModule) -> None:
         step = trainer.global_step
@@ -191,7 +264,6 @@ class RollingCheckpoint(Callback):
             if (mark := module.mark_saved_at.get(step)) is None:
                 trainer.save_checkpoint(target)
             elif trainer.is_global_zero:
-                same_file(mark, target)
+                self.writer.then(lambda: same_file(mark, target))
             if at_end and trainer.is_global_zero:
-                self.directory.last.unlink(missing_ok=True)
-            trainer.strategy.barrier("rolling checkpoint")
+                self.writer.then(lambda: self.directory.last.unlink(missing_ok=True))

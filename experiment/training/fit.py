@@ -1,19 +1,24 @@
 """One stage of training: from a checkpoint (or nothing) to a step, with everything written down."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
+from experiment.config.schema import Config
 from experiment.data.datamodule import MixtureDataModule
 from experiment.data.prepare import Prepared
 from experiment.evaluation.sources import evaluation_sources
 from experiment.matrix.identity import Run
+from experiment.model.size import block_parameters
 from experiment.run_directory import RunDirectory, keep_lines_up_to
 from experiment.schedule import steps_of_marks
 from experiment.tokenizers.tokenizer import load_tokenizer
-from experiment.training.checkpoints import AtomicCheckpointIO, RollingCheckpoint, load
+from experiment.training.checkpoints import CheckpointWriter, RollingCheckpoint, load
 from experiment.training.devices import Processes, keep_freed_memory
 from experiment.training.interruption import Interruption
 from experiment.training.loggers import make_logger
@@ -21,6 +26,8 @@ from experiment.training.module import PretrainingModule
 from experiment.training.progress import Progress
 from experiment.training.records import EvaluationPoints, Metrics
 from experiment.training.wsd import WSD
+
+BUCKET_MIB = 25  # torch's own
 
 
 def fit(
@@ -49,14 +56,15 @@ def fit(
     if processes.is_leader:
         for lines in (directory.metrics, directory.evaluations):
             keep_lines_up_to(lines, start_step)
-    rolling = RollingCheckpoint(directory, schedule, config.train.checkpoint_every_tokens, stop_step)
+    writer = CheckpointWriter()
+    rolling = RollingCheckpoint(directory, schedule, config.train.checkpoint_every_tokens, stop_step, writer)
     marks = steps_of_marks(config.train.stable_marks, config.batch.tokens, config.scale.token_scale)
     trainer = Trainer(
         accelerator=processes.accelerator,
         devices=processes.devices,
         num_nodes=processes.num_nodes,
-        strategy=_strategy(processes),
-        plugins=[AtomicCheckpointIO(), processes.environment],
+        strategy=_strategy(processes, config),
+        plugins=[writer, processes.environment],
         # order matters: records before checkpoints, interruption last
         callbacks=[
             Progress(run, directory, stop_step),
@@ -78,11 +86,35 @@ def fit(
         num_sanity_val_steps=0,
         limit_val_batches=0,
     )
-    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    _let_lightning_not_broadcast(trainer)
+    with garbage_collected_aside():
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
 
 
-def _strategy(processes: Processes) -> Strategy | str:
+def _strategy(processes: Processes, config: Config) -> Strategy | str:
     if processes.world_size == 1:
         return "auto"
     backend = "nccl" if processes.accelerator == "gpu" else "gloo"
-    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True)
+    bucket = max(BUCKET_MIB, round(4 * block_parameters(config.model) / 2**20))  # the gradients of a block
+    return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, bucket_cap_mb=bucket)
+
+
+def _let_lightning_not_broadcast(trainer: Trainer) -> None:
+    """Before each batch Lightning broadcasts from the device whether SIGTERM came, and waits for the answer;
+    Interruption does it on the host."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+@contextmanager
+def garbage_collected_aside() -> Iterator[None]:
+    """No collection of Python's garbage inside an update, where every rank would wait for it: only `aside` collects."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()

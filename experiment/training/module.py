@@ -1,5 +1,6 @@
 """The LightningModule: one Lightning batch is one update of the global batch."""
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from experiment.config.schema import Config
-from experiment.errors import Diverged
 from experiment.model.decoder import Decoder
 from experiment.model.loss import training_loss
+from experiment.training.health import Health
 
 
 class PretrainingModule(LightningModule):
@@ -32,6 +33,7 @@ class PretrainingModule(LightningModule):
         if config.trainer.compile:
             for block in self.decoder.blocks:
                 block.compile()
+        self.health = Health()
         self.loss = torch.tensor(float("nan"))
         """Mean NLL of the last update's batch on this rank, in nats per token."""
         self.grad_norm = torch.tensor(float("nan"))
@@ -45,11 +47,16 @@ class PretrainingModule(LightningModule):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What happens in here does not count as training time."""
+        """What happens in here does not count as training time, and garbage is collected after it.
+
+        Raises Diverged instead of saving or scoring weights that have stood still since a bad update.
+        """
+        self.health.check()
         start = time.perf_counter()
         try:
             yield
         finally:
+            gc.collect()
             self.seconds_aside += time.perf_counter() - start
 
     def autocast(self) -> torch.autocast:
@@ -71,8 +78,9 @@ class PretrainingModule(LightningModule):
             return self.decoder.logits(features)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
-        """`batch`: int64 [windows of this rank, context + 1]. Raises Diverged before an update with a
-        gradient that is not finite; a loss that is not finite has no finite gradient."""
+        """`batch`: int64 [windows of this rank, context + 1]. An update with a gradient that is not finite is not
+        applied (a loss that is not finite has no finite gradient), nor is any after it; Diverged is raised one
+        update later, when the device has told."""
         micro_batches = batch.split(self.config.trainer.micro_batch or len(batch))
         loss = torch.zeros((), device=self.device)
         for number, windows in enumerate(micro_batches, start=1):
@@ -83,12 +91,8 @@ class PretrainingModule(LightningModule):
                 loss += nll / len(micro_batches)
         self.loss = loss
         self.grad_norm = nn.utils.clip_grad_norm_(self.parameters(), self.config.optim.clip_norm)
-        if not torch.isfinite(self.grad_norm):
-            raise Diverged(
-                f"update {self.trainer.global_step + 1}: the gradient norm is {self.grad_norm.item()} and the loss "
-                f"{loss.item():g}; the update was not applied"
-            )
         optimizer = self.optimizers()
+        optimizer.optimizer.found_inf = self.health.observe(self.trainer.global_step + 1, loss, self.grad_norm)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -20,7 +20,8 @@ LINES_PER_RUN = 10  # where stderr is no terminal
 class Progress(Callback):
     """Tokens, percent, loss, rate, phase, tok/s, MFU (known devices only), time left.
 
-    tok/s is measured over the time since the last line, evaluation and saving left out.
+    tok/s is measured over the time since the last line, evaluation and saving left out. The loss is that of this rank
+    in the update before, the last one that the host knows without waiting for the device.
     """
 
     def __init__(self, run: Run, directory: RunDirectory, stop_step: int):
@@ -58,8 +59,12 @@ class Progress(Callback):
         if step > step_then and seconds > 0:
             self.tok_per_s = (step - step_then) * self.run.config.batch.tokens / seconds
         self.mark_time(trainer, module)
+        mfu = self._mfu(trainer, module)
         if wanted:
-            self._show(step, module, self._mfu(trainer, module))
+            self._show(step, module, mfu)
+            speed = {"tok_per_s": self.tok_per_s, "mfu": mfu}
+            for logger in trainer.loggers:
+                logger.log_metrics({name: number for name, number in speed.items() if number is not None}, step)
         if file_due:
             self._write(step, module)
 
@@ -76,7 +81,7 @@ class Progress(Callback):
             end_step=self.run.schedule.end_step,
             stop_step=self.stop_step,
             phase=self.run.schedule.phase_of_step(step),
-            loss=module.loss.item(),
+            loss=module.health.loss,
             tok_per_s=self.tok_per_s,
         )
 
@@ -89,7 +94,7 @@ class Progress(Callback):
     def _show(self, step: int, module: PretrainingModule, mfu: float | None) -> None:
         batch, schedule = self.run.config.batch.tokens, self.run.schedule
         parts = [
-            f"loss {module.loss.item():.3f}",
+            f"loss {module.health.loss:.3f}",
             f"lr {schedule.lr_of_step(step):.2e}",
             schedule.phase_of_step(step),
         ]

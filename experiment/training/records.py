@@ -34,6 +34,7 @@ class Metrics(Callback):
         step = trainer.global_step
         if step % self.run.config.train.log_every_steps and not at_end(self.run, step):
             return
+        module.health.check()
         loss = trainer.strategy.reduce(module.loss.clone(), reduce_op="mean")
         if not trainer.is_global_zero:
             return
