@@ -136,13 +136,13 @@ def test_a_lock_left_by_a_dead_process_is_no_hindrance(launcher):
 
 def test_a_gradient_that_is_not_finite_stops_before_the_update(launcher, monkeypatch):
     healthy = launcher.train("schedule=trunk", "schedule.stable_tokens=23e9", "train.stable_marks=[]", "seed=1")
-    forward = PretrainingModule.forward
+    losses = PretrainingModule.losses
 
-    def poisoned(self, ids):
-        logits = forward(self, ids)
-        return logits * float("nan") if self.training and self.trainer.global_step == 20 else logits
+    def poisoned(self, windows):
+        objective, nll = losses(self, windows)
+        return (objective * float("nan"), nll) if self.trainer.global_step == 20 else (objective, nll)
 
-    monkeypatch.setattr(PretrainingModule, "forward", poisoned)
+    monkeypatch.setattr(PretrainingModule, "losses", poisoned)
     run = launcher.resolve("schedule=wsd", "seed=1")
     with pytest.raises(Diverged, match="update 21: the gradient norm is nan") as caught:
         launcher.train("schedule=wsd", "seed=1")
@@ -163,14 +163,14 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(launcher, monkeyp
 def test_a_crash_is_recorded_and_the_next_start_goes_on(launchers, monkeypatch):
     whole = launchers("whole").train("schedule=wsd")
     launcher = launchers("crashed")
-    forward = PretrainingModule.forward
+    losses = PretrainingModule.losses
 
-    def crash(self, ids):
-        if self.training and self.trainer.global_step == 10:
+    def crash(self, windows):
+        if self.trainer.global_step == 10:
             raise ZeroDivisionError("planted")
-        return forward(self, ids)
+        return losses(self, windows)
 
-    monkeypatch.setattr(PretrainingModule, "forward", crash)
+    monkeypatch.setattr(PretrainingModule, "losses", crash)
     with pytest.raises(ZeroDivisionError):
         launcher.train("schedule=wsd")
     record = RunDirectory(launcher.resolve("schedule=wsd").directory).read()

@@ -135,7 +135,7 @@ def _problems(c: Config) -> Iterator[str]:
     for name in ("accelerator", "precision"):
         allowed = {"accelerator": ("auto", "cpu", "gpu"), "precision": ("bf16", "fp32")}[name]
         yield from _one_of(f"trainer.{name}", getattr(c.trainer, name), allowed)
-    for name in ("devices", "num_nodes", "micro_batch"):
+    for name in ("devices", "num_nodes", "micro_batch", "loss_chunk"):
         yield from _at_least(f"trainer.{name}", getattr(c.trainer, name), 1)
     yield from _at_least("trainer.workers", c.trainer.workers, 0)
     yield from _one_of("logger.kind", c.logger.kind, ("csv", "tensorboard", "wandb", "mlflow"))

@@ -29,6 +29,9 @@ def front_door(config_name: str, schema: type) -> Callable[[Callable[[DictConfig
 
     def decorate(task: Callable[[DictConfig], int | None]) -> Callable[[], None]:
         def program() -> None:
+            # Threads of OpenMP that spin while they wait lose whole ticks of the scheduler to any other busy process:
+            # with one beside it a run is seven times slower. OpenMP reads this when torch is imported.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
             register()
             _register_plugins()
             asked_for_traces = os.environ.get("HYDRA_FULL_ERROR") == "1" and ERRORS_AS_LINES not in os.environ

@@ -195,10 +195,12 @@ class TrainerConfig:
     """Nodes; set by Slurm or torchrun where they start the processes."""
     micro_batch: int | None = None
     """Windows per device and forward pass; null: the device's whole share of the batch."""
+    loss_chunk: int | None = 1024
+    """Tokens whose logits are in memory at once; null: all of a micro-batch."""
     precision: str = "bf16"
     """Compute in `bf16` (autocast, fp32 weights) or `fp32`."""
     compile: bool = False
-    """Compile each decoder block (a cold compile takes 30-90 s)."""
+    """Compile each decoder block for training (a cold compile takes 30-90 s); evaluation runs without."""
     deterministic: bool = False
     """Make GPU runs repeat bit for bit, at some cost; CPU runs always do."""
     workers: int = 0

@@ -1,11 +1,13 @@
 """One stage of training: from a checkpoint (or nothing) to a step, with everything written down."""
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
@@ -47,6 +49,8 @@ def fit(
     directory = RunDirectory(run.directory)
     if processes.accelerator == "cpu":
         keep_freed_memory()
+    if config.trainer.compile:
+        _prepare_to_compile(config)
     data = MixtureDataModule(config, prepared.shards, processes.rank, processes.world_size)
     sources = evaluation_sources(config, prepared.corpora, load_tokenizer(prepared.tokenizer))
     module = PretrainingModule(config, identity)
@@ -77,7 +81,8 @@ def fit(
         logger=make_logger(run, directory.path),
         max_steps=stop_step,
         max_epochs=-1,
-        deterministic=config.trainer.deterministic,
+        # compiled for a CPU, a model repeats bit for bit only if asked to
+        deterministic=config.trainer.deterministic or (config.trainer.compile and processes.accelerator == "cpu"),
         default_root_dir=directory.path,
         use_distributed_sampler=False,
         enable_checkpointing=False,
@@ -97,6 +102,11 @@ def _strategy(processes: Processes, config: Config) -> Strategy | str:
     backend = "nccl" if processes.accelerator == "gpu" else "gloo"
     bucket = max(BUCKET_MIB, round(4 * block_parameters(config.model) / 2**20))  # the gradients of a block
     return DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True, bucket_cap_mb=bucket)
+
+
+def _prepare_to_compile(config: Config) -> None:
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(config.paths.artifacts).absolute() / "compiled"))
+    torch._dynamo.config.optimize_ddp = False  # blocks are compiled one by one: no graph to cut at DDP's buckets
 
 
 def _let_lightning_not_broadcast(trainer: Trainer) -> None:

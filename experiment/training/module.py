@@ -32,7 +32,7 @@ class PretrainingModule(LightningModule):
         self.decoder.initialise(config.seed)
         if config.trainer.compile:
             for block in self.decoder.blocks:
-                block.compile()
+                block.compile(dynamic=False)
         self.health = Health()
         self.loss = torch.tensor(float("nan"))
         """Mean NLL of the last update's batch on this rank, in nats per token."""
@@ -63,10 +63,6 @@ class PretrainingModule(LightningModule):
         """Compute precision; weights, gradients and the optimizer stay fp32."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.trainer.precision == "bf16")
 
-    def forward(self, ids: Tensor) -> Tensor:
-        with self.autocast():
-            return self.decoder(ids)
-
     def features(self, ids: Tensor) -> Tensor:
         """The decoder's, in the compute precision."""
         with self.autocast():
@@ -85,8 +81,7 @@ class PretrainingModule(LightningModule):
         loss = torch.zeros((), device=self.device)
         for number, windows in enumerate(micro_batches, start=1):
             with nullcontext() if number == len(micro_batches) else self._without_sync():
-                logits = self(windows[:, :-1])
-                objective, nll = training_loss(logits.flatten(0, 1), windows[:, 1:].flatten(), self.config.model.z_loss)
+                objective, nll = self.losses(windows)
                 self.manual_backward(objective / len(micro_batches))
                 loss += nll / len(micro_batches)
         self.loss = loss
@@ -95,6 +90,13 @@ class PretrainingModule(LightningModule):
         optimizer.optimizer.found_inf = self.health.observe(self.trainer.global_step + 1, loss, self.grad_norm)
         optimizer.step()
         optimizer.zero_grad()
+
+    def losses(self, windows: Tensor) -> tuple[Tensor, Tensor]:
+        """What to train on and the mean NLL, of windows int64 [n, context + 1]."""
+        targets, z_loss, chunk = windows[:, 1:].flatten(), self.config.model.z_loss, self.config.trainer.loss_chunk
+        with self.autocast():
+            features = self.decoder.features(windows[:, :-1]).flatten(0, 1)
+            return training_loss(features, self.decoder.head.weight, targets, z_loss, chunk)
 
     def _without_sync(self) -> Any:
         model = self.trainer.model

@@ -71,16 +71,17 @@ class EvaluationPoints(Callback):
             for lang, documents in by_lang.items():
                 if source == "parallel" and not whole:
                     documents = documents[: config.evaluation.parallel_segments]
-                nll = document_nll(
-                    module,
-                    documents,
-                    config.model.context,
-                    config.evaluation.batch_tokens,
-                    module.device,
-                    trainer.global_rank,
-                    trainer.world_size,
-                    lambda totals: _sum_over_ranks(trainer, totals),
-                )
+                with torch.compiler.set_stance("force_eager"):  # each of the many shapes would be compiled anew
+                    nll = document_nll(
+                        module,
+                        documents,
+                        config.model.context,
+                        config.evaluation.batch_tokens,
+                        module.device,
+                        trainer.global_rank,
+                        trainer.world_size,
+                        lambda totals: _sum_over_ranks(trainer, totals),
+                    )
                 scores[source, lang] = scores_of(documents, nll)
         module.train()
         if trainer.is_global_zero:
