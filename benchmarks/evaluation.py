@@ -1,7 +1,7 @@
-"""BPB scored in batches against one document at a time: python benchmarks/evaluation.py [rounds]
+"""BPB scored in batches, against one document at a time and against training: python benchmarks/evaluation.py [rounds]
 
-The same model, documents and device; both ways in turn, so that a busy machine slows both. Prints the ratio of
-the medians and the largest relative difference of a document's loss.
+The same model, documents and device; each in turn, so that a busy machine slows all. Prints the ratios of the
+medians of tokens per second and the largest relative difference of a document's loss.
 """
 
 import statistics
@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from measuring import keep, timed
 
 from experiment.config.compose import compose
 from experiment.data.corpus import corpus
@@ -42,18 +43,35 @@ def main(rounds: int) -> None:
         return time.perf_counter() - start, nll
 
     score(config.evaluation.batch_tokens)  # warm
-    batched, single = [], []
+    trained = PretrainingModule(config, {}).to(device)
+    optimizer = trained.configure_optimizers()
+    windows = config.batch.tokens // config.model.context
+    batch = torch.randint(0, config.tok.vocab_size, (windows, config.model.context + 1)).to(device)
+
+    def update() -> None:
+        trained.losses(batch)[0].backward()
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), config.optim.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    batched, single, training = [], [], []
+    timed(update)
     for _ in range(rounds):
         seconds, together = score(config.evaluation.batch_tokens)
         batched.append(seconds)
         seconds, alone = score(1)  # a batch always holds at least one document
         single.append(seconds)
+        training.append(timed(lambda: [update() for _ in range(5)]) / 5)
     difference = float(abs(together / alone - 1).max())
     ratio = statistics.median(single) / statistics.median(batched)
-    print(f"{len(docs)} segments, {sum(len(doc.ids) - 1 for doc in docs):,} tokens, {device}, {rounds} rounds")
+    tokens = sum(len(doc.ids) - 1 for doc in docs)
+    against_training = tokens / statistics.median(batched) / (config.batch.tokens / statistics.median(training))
+    print(f"{len(docs)} segments, {tokens:,} tokens, {device}, {rounds} rounds")
     print(
         f"  one document at a time takes {ratio:.1f} times as long as {config.evaluation.batch_tokens} tokens at once"
     )
+    print(f"  {against_training:.1f} times the tokens per second of training")
+    keep("evaluation", {"single_over_batched": ratio, "over_training": against_training, "difference": difference})
     print(f"  largest difference of a document's loss: {difference:.1e}")
 
 

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from measuring import keep
 
 from experiment.data.artifacts import Artifact
 from experiment.data.order import BLOCK, SampleOrder, shares
-from experiment.data.shards import TokenStream
+from experiment.data.shards import SHARD, TokenStream
 
 REPEATS = 200
 CONTEXT = 2048
+TOKENS = 50_000_000
 
 
 def order(windows: int) -> SampleOrder:
@@ -49,13 +51,15 @@ def main() -> None:
             "slot 10^12, 10^9 windows": seek(order(10**9), 10**12),
         }
     )
+    far = found["slot 10^9, 10^9 windows"]
     base = found["slot 0, 10^4 windows"]
     for name, seconds in found.items():
         print(f"{name:28} {seconds * 1e6:8.0f} us   x {seconds / base:.2f}")
     with tempfile.TemporaryDirectory() as place:
-        tokens = np.random.default_rng(0).integers(0, 65536, 50_000_000, dtype=np.uint16)
-        tokens.tofile(Path(place) / "shard_00000.bin")
-        stream = TokenStream(Artifact(Path(place), "", {"tokens": len(tokens), "shards": [len(tokens)]}))
+        tokens = np.random.default_rng(0).integers(0, 65536, TOKENS, dtype=np.uint16)
+        (Path(place) / "part").mkdir()
+        tokens.tofile(Path(place) / "part" / SHARD)
+        stream = TokenStream(Artifact(Path(place), "", {"tokens": TOKENS, "shards": [TOKENS], "parts": ["part"]}))
         mixture = order(stream.windows(CONTEXT))
 
         def batch(i: int) -> None:
@@ -64,7 +68,9 @@ def main() -> None:
                 np.asarray(stream.window(int(window), CONTEXT), dtype=np.int64)
 
         seconds = medians({"batch": batch})["batch"]
-    print(f"order and reading, 64 windows of {CONTEXT}: {64 * CONTEXT / seconds / 1e6:.0f}M tokens per second")
+    rate = 64 * CONTEXT / seconds
+    print(f"order and reading, 64 windows of {CONTEXT}: {rate / 1e6:.0f}M tokens per second")
+    keep("sample_order", {"order_and_reading_tok_per_s": rate, "seek_to_slot_1e9_s": far})
 
 
 if __name__ == "__main__":

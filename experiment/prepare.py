@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from tabulate import tabulate
 
@@ -27,6 +28,8 @@ from experiment.matrix.runs import CONDITIONS, tokens_needed
 @front_door("prepare", PrepareConfig)
 def main(cfg: DictConfig) -> None:
     config = to_config(cfg, PrepareConfig)
+    if config.data.missing == "error" and any("data.missing=" in o for o in HydraConfig.get().overrides.task):
+        raise ConfigError(["data.missing: got error; preparing is building what is missing; leave it out"])
     configs, langs = _what(config)
     # what is being built is told on stderr where stdout is for JSON
     with redirect_stdout(sys.stderr if config.output == "json" else sys.stdout):

@@ -62,7 +62,9 @@ def replaced_as_a_whole(place: Path) -> Iterator[Path]:
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     beside, old = (place.with_name(f".{place.name}.{end}") for end in ("tmp", "old"))
-    with FileLock(place.with_name(f".{place.name}.lock")):
+    lock = place.with_name(f".{place.name}.lock")
+    lock.touch()  # where no file can be made, FileLock would wait for ever
+    with FileLock(lock):
         if old.exists() and not place.exists():
             os.rename(old, place)
         for left in (beside, old):

@@ -79,7 +79,7 @@ def test_local_files_of_every_kind_give_the_same_documents(tmp_path, kind):
     got = {text for split in ("train", "holdout") for _, text in read_split(found, split)}
     assert got == set(texts[:50])
     assert found.facts["duplicates"] == 1
-    assert found.facts["empty"] == (0 if kind == "txt" else 1)
+    assert found.facts["empty"] == 1
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_local_files_of_every_kind_give_the_same_documents(tmp_path, kind):
         (b'{"text": "a"}\n{"text": "b"}\n', {"holdout_by": "id"}, "document 0 has no id"),
         (b'{"text": "a"}\n', {}, "no document for the"),
         (b'{"text": "\\ud800"}\n', {}, "data.files.en"),
-        (b'{"text": "\xff\xfe"}\n', {}, "cannot be read"),
+        (b'{"text": "\xff\xfe"}\n', {}, "is not UTF-8"),
         (b"", {}, "data.files.en"),
     ],
 )
@@ -294,6 +294,53 @@ def test_shards_overwritten_with_other_content_of_equal_size_are_refused(launche
 def test_what_is_no_regular_file_is_refused(path, tmp_path):
     with pytest.raises(ExperimentError, match=r"no file matches|not a regular file"):
         corpus(local(Path(path)), "en", tmp_path)
+
+
+def test_of_many_text_files_the_bad_one_is_named(tmp_path):
+    for i in range(30):
+        (tmp_path / f"{i:02d}.txt").write_bytes(b"good" if i != 17 else b"not \xff good")
+    with pytest.raises(ExperimentError, match=r"17\.txt is not UTF-8: byte 0xff at position 4"):
+        corpus(local(tmp_path / "*.txt"), "en", tmp_path / "a")
+
+
+def test_the_line_that_is_not_utf8_is_named(tmp_path):
+    (tmp_path / "en.jsonl").write_bytes(b'{"text": "x"}\n' * 400 + b'{"text": "\xff"}\n')
+    with pytest.raises(ExperimentError, match="line 401 of"):
+        corpus(local(tmp_path / "en.jsonl"), "en", tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["en.parquet", "en.jsonl.gz", "en.jsonl.zst", "en.txt.xz", "en.txt.bz2"])
+def test_a_file_without_a_byte_that_must_have_some_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(ExperimentError, match=f"{name} cannot be read"):
+        corpus(local(tmp_path / name), "en", tmp_path / "a")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_a_byte_order_mark_is_no_text(tmp_path, kind):
+    for i in range(40):
+        text = f"text {i}"
+        content = text if kind == "txt" else json.dumps({"text": text})
+        (tmp_path / f"{i}.{kind}").write_text(content, encoding="utf-8-sig")
+    found = corpus(local(tmp_path / f"*.{kind}"), "en", tmp_path / "a")
+    got = {text for split in ("train", "holdout") for _, text in read_split(found, split)}
+    assert got == {f"text {i}" for i in range(40)}
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_found(tmp_path):
+    path = tmp_path / "a [1] b.jsonl"
+    path.write_text("".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(40)))
+    assert corpus(local(path), "en", tmp_path / "a").facts["train"]["docs"] > 30
+
+
+def test_a_fault_in_a_parquet_file_ends_the_program_in_one_line(tmp_path):
+    path = tmp_path / "en.parquet"
+    pq.write_table(pa.table({"content": [f"text {i}" for i in range(5000)]}), path)
+    command = [sys.executable, "-m", "experiment.prepare", "data=local", "data.corpus=mine", f"data.files.en={path}"]
+    command += ["mixture=en", "tok.langs=[en]", "until=corpus", "workers=1", f"paths.runs={tmp_path / 'runs'}"]
+    for _ in range(3):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
 
 
 @pytest.mark.parametrize("ending", ["gz", "xz", "zst", "bz2"])

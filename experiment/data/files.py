@@ -1,8 +1,12 @@
-"""Files of this machine as documents: jsonl, parquet or text, compressed or not, read by `datasets`."""
+"""Files of this machine as documents: jsonl, parquet or text, compressed or not.
 
-import codecs
+Not read by `datasets`: it takes a zstd file that was cut short for whole, reads the first of several frames, names no
+file where one of many is damaged, and its reading ahead can abort the interpreter after an error.
+"""
+
+import bz2
 import glob
-import io
+import gzip
 import json
 import lzma
 import zlib
@@ -22,14 +26,18 @@ READING_ERRORS = (
     *(OSError, ValueError, TypeError, RuntimeError, EOFError),
     *(pa.ArrowException, lzma.LZMAError, zlib.error),
 )
-COMPRESSIONS = ("gz", "xz", "zst", "bz2")
+OPENERS: dict[str, Any] = {"gz": gzip.open, "xz": lzma.open, "bz2": bz2.open}
+COMPRESSIONS = (*OPENERS, "zst")
+PIECE = 2**20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def source_files(data: Data, lang: str) -> list[Path]:
     """The files of `data.files` of one language, sorted. Raises ExperimentError if there is none."""
     pattern = data.files.get(lang)
     assert pattern, lang
-    paths = [Path(path) for path in sorted(glob.glob(pattern, recursive=True))]
+    found = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+    paths = [Path(path) for path in found]
     if not paths:
         raise ExperimentError(f"data.files.{lang}: no file matches {pattern}")
     for path in paths:
@@ -49,10 +57,9 @@ def raw_documents(data: Data, lang: str, paths: Sequence[Path]) -> Iterator[tupl
     """(id or None, text) of every row of the files; a text file is one document."""
     setting = f"data.files.{lang}"
     texts = [path for path in paths if reader_of(path, setting) == "text"]
-    for row in _streamed(setting, "text", [path for path in texts if not _is_zstd(path)], sample_by="document"):
-        yield None, row["text"]
-    for path in filter(_is_zstd, texts):
-        yield None, "".join(_lines_of_zstd(path, setting))
+    for path in texts:
+        content = b"".join(_pieces(path, setting))
+        yield None, _decoded(content, f"{setting}: {path}").replace("\r\n", "\n").replace("\r", "\n")
     for path in paths:
         if path in texts:
             continue
@@ -112,20 +119,10 @@ def _id(value: Any, where: str) -> str | None:
 def _rows(setting: str, path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of a jsonl or parquet file, of the latter those of the columns that exist."""
     if reader_of(path, setting) == "parquet":
-        if path.stat().st_size == 0:
-            return
-        try:
-            present = pq.read_schema(path).names
-        except (OSError, pa.ArrowException) as error:
-            raise ExperimentError(f"{setting}: {path} cannot be read: {one_line(error)}") from error
-        wanted = [column for column in columns if column in present]
-        yield from _streamed(setting, "parquet", [path], columns=wanted or present, batch_size=ROWS_AT_ONCE)
+        yield from _rows_of_parquet(setting, path, columns)
         return
     # lines are parsed here: a column of no interest may hold anything
-    if _is_zstd(path):
-        lines = _lines_of_zstd(path, setting)
-    else:
-        lines = (row["text"] for row in _streamed(setting, "text", [path], sample_by="line"))
+    lines = (_decoded(line, f"{setting}: line {k} of {path}") for k, line in enumerate(_lines(path, setting), start=1))
     for number, line in enumerate(lines):
         if not line.strip():
             continue
@@ -140,62 +137,89 @@ def _rows(setting: str, path: Path, columns: Sequence[str]) -> Iterator[dict[str
         yield parsed
 
 
-def _is_zstd(path: Path) -> bool:
-    return path.suffix.lower() == ".zst"
+def _rows_of_parquet(setting: str, path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    read = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            present = file.schema_arrow.names
+            wanted = [column for column in columns if column in present] or present
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted, use_threads=False):
+                yield from batch.to_pylist()
+                read += len(batch)
+    except READING_ERRORS as error:
+        after = f" after row {read}" if read else ""
+        raise ExperimentError(f"{setting}: {path} cannot be read{after}: {one_line(error)}") from error
 
 
-def _lines_of_zstd(path: Path, setting: str) -> Iterator[str]:
-    """The lines of a zstd file, with their ends as a line feed. `datasets` reads the first frame only, and takes one
-    that was cut short for whole. Raises ExperimentError for such a file."""
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = content[error.start]
+        raise ExperimentError(f"{where} is not UTF-8: byte 0x{byte:02x} at position {error.start}") from error
+
+
+def _lines(path: Path, setting: str) -> Iterator[bytes]:
+    """The lines of a file without their ends."""
+    begun: list[bytes] = []
+    for piece in _pieces(path, setting):
+        first, *others = piece.split(b"\n")
+        begun.append(first)
+        if others:
+            yield b"".join(begun)
+            yield from others[:-1]
+            begun = [others[-1]]
+    if last := b"".join(begun):
+        yield last
+
+
+def _pieces(path: Path, setting: str) -> Iterator[bytes]:
+    """The content of a file, decompressed, without a byte order mark. Raises ExperimentError if it is damaged."""
+    ending = path.suffix[1:].lower()
+    first = True
+    try:
+        if ending in COMPRESSIONS and not path.stat().st_size:
+            raise EOFError(f"it has not a single byte, so it is no {ending} file")
+        for piece in _pieces_of_zstd(path) if ending == "zst" else _pieces_by(OPENERS.get(ending, open), path):
+            yield piece.removeprefix(BYTE_ORDER_MARK) if first else piece
+            first = False
+    except READING_ERRORS as error:
+        raise ExperimentError(f"{setting}: {path} cannot be read: {one_line(error)}") from error
+
+
+def _pieces_by(opener: Any, path: Path) -> Iterator[bytes]:
+    with opener(path, "rb") as file:
+        while piece := file.read(PIECE):
+            yield piece
+
+
+def _pieces_of_zstd(path: Path) -> Iterator[bytes]:
+    """All frames, one after the other."""
     import zstandard
 
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
-    frame, begun, rest = zstandard.ZstdDecompressor().decompressobj(), False, ""
+    frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
     try:
-        with open(path, "rb") as file:
-            while piece := file.read(2**20):
-                while piece:
-                    rest += decoder.decode(frame.decompress(piece))
-                    piece, begun = b"", True
-                    if frame.eof:
-                        piece, begun = frame.unused_data, False
-                        frame = zstandard.ZstdDecompressor().decompressobj()
-                    *lines, rest = _cut(rest)
-                    yield from lines
-        rest += decoder.decode(b"", final=True)
-    except (OSError, UnicodeDecodeError, zstandard.ZstdError) as error:
-        raise ExperimentError(f"{setting}: {path} cannot be read: {one_line(error)}") from error
+        for compressed in _pieces_by(open, path):
+            while compressed:
+                if piece := frame.decompress(compressed):
+                    yield piece
+                compressed, begun = b"", True
+                if frame.eof:
+                    compressed, begun = frame.unused_data, False
+                    frame = zstandard.ZstdDecompressor().decompressobj()
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
     if begun:
-        raise ExperimentError(f"{setting}: {path} cannot be read: it ends inside a zstd frame, cut short")
-    if rest:
-        yield rest
-
-
-def _cut(text: str) -> list[str]:
-    """Lines with their ends, and what follows the last end."""
-    lines = text.split("\n")
-    return [f"{line}\n" for line in lines[:-1]] + lines[-1:]
-
-
-def _streamed(setting: str, reader: str, paths: Sequence[Path], **options: Any) -> Iterator[dict[str, Any]]:
-    """What `datasets` reads from files; files without a byte have no rows. Raises ExperimentError in one line."""
-    datasets = quiet_datasets()
-    paths = [path for path in paths if path.stat().st_size]
-    if not paths:
-        return
-    names = [glob.escape(str(path.absolute())) for path in paths]  # datasets would match patterns once more
-    try:
-        yield from datasets.load_dataset(reader, data_files=names, split="train", streaming=True, **options)
-    except READING_ERRORS as error:
-        which = paths[0] if len(paths) == 1 else f"{paths[0]} .. {paths[-1]}"
-        raise ExperimentError(f"{setting}: {which} cannot be read: {one_line(error)}") from error
+        raise EOFError("it ends inside a zstd frame, cut short")
 
 
 def quiet_datasets() -> Any:
     """The library `datasets`: a second of imports that only missing artifacts pay. What goes wrong we say ourselves."""
     import datasets
+    from huggingface_hub.utils import logging
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    for library in (datasets.logging, logging):
+        library.set_verbosity(library.CRITICAL)
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else every file that is read is counted by a server
     return datasets
 
