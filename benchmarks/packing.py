@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from measuring import keep
 
 from experiment.config.compose import compose
 from experiment.data.corpus import SCHEMA, STORAGE, corpus, part_batches, read_split
@@ -79,6 +80,7 @@ def main(megabytes: int, rounds: int) -> None:
     rates = seconds[:, 0] / seconds[:, 1]
     draws = np.random.default_rng(0).choice(rates, (2000, len(rates)))
     low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    keep("packing", {"rate_over_encoder": float(np.median(rates)), "interval": [float(low), float(high)]})
     megabytes_packed = repeats * size * workers * rounds / 1e6
     print(f"{workers} workers, {len(rates)} batches, documents of {size / len(texts) / 1e3:.1f} kB, 65,536 entries")
     print(

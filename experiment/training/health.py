@@ -10,8 +10,8 @@ class Health:
     """Keeps every update from being applied from the first one on whose gradient is not finite."""
 
     def __init__(self) -> None:
-        self.loss = float("nan")
-        """This rank's mean NLL in the last update that the host has heard of, in nats per token."""
+        self.loss: float | None = None
+        """This rank's mean NLL in the last update that the host has heard of, in nats per token; None before it has."""
         self._first: Tensor | None = None  # float64 [3]: number of the first bad update or 0, its loss, its norm
         self._arriving: list[_HostCopy] = []
 

@@ -93,8 +93,9 @@ class Progress(Callback):
 
     def _show(self, step: int, module: PretrainingModule, mfu: float | None) -> None:
         batch, schedule = self.run.config.batch.tokens, self.run.schedule
+        loss = module.health.loss
         parts = [
-            f"loss {module.health.loss:.3f}",
+            *([] if loss is None else [f"loss {loss:.3f}"]),
             f"lr {schedule.lr_of_step(step):.2e}",
             schedule.phase_of_step(step),
         ]
