@@ -7,6 +7,7 @@ after each part to results/gpu.json, so that a call that is cut short has said w
 GPU everything runs on a model of a few thousand weights, to show that the script works: its figures mean nothing.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,6 +141,7 @@ class Step:
 def room() -> Iterator[None]:
     """Compiled code and cached memory of what came before are dropped."""
     torch._dynamo.reset()
+    gc.collect()
     if GPU:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -166,18 +168,24 @@ def steps(found: dict[str, Any]) -> None:
     tried: dict[str, Any] = {}
     best: dict[str, Any] = {"compile_as": "block", "micro_batch": MICRO_BATCHES[1], "loss_chunk": CHUNKS[-2]}
 
+    found["steps"], found["best"] = tried, best
+    until = time.monotonic() + SECONDS / 2
+
     def choose(name: str, values: tuple[Any, ...]) -> None:
         for value in values:
+            if time.monotonic() > until:
+                tried[f"{name}={value}"] = {"tok_per_s": 0.0, "stopped_by": "want of time"}
+                continue
             tried[f"{name}={value}"] = rate(**best | {name: value})
             print(f"  {name}={value}: {tried[f'{name}={value}']}", flush=True)
-        best[name] = max(values, key=lambda value: tried[f"{name}={value}"]["tok_per_s"])
+        if any(tried[f"{name}={value}"]["tok_per_s"] for value in values):
+            best[name] = max(values, key=lambda value: tried[f"{name}={value}"]["tok_per_s"])
 
     choose("compile_as", ("no", "block", "whole"))
     choose("micro_batch", MICRO_BATCHES)
     choose("loss_chunk", CHUNKS)
     if GPU:
         tried["fp8"] = rate(**best, fp8=True)
-    found["steps"], found["best"] = tried, best
 
 
 def best_for_a_minute(found: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +13,9 @@ from typing import Any
 
 from experiment.config.front_door import spin_briefly
 
-spin_briefly()  # as the front doors do, before torch is imported
+if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+    spin_briefly()  # as the front doors do; OpenMP may have been loaded already, and reads it only then
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 import numpy as np
 import torch

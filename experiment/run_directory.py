@@ -163,7 +163,7 @@ class RunDirectory:
             facts = _read_json(self.path / "progress.json") or {}
         except RunRefused:
             return {}
-        numbers = ("step", "tokens", "stop_step", "loss", "written_at")
+        numbers = ("step", "tokens", "stop_step", "written_at")
         return facts if all(isinstance(facts.get(name), (int, float)) for name in numbers) else {}
 
     def state(self) -> str:

@@ -72,6 +72,7 @@ def train(composed: Composed) -> int:
 
             Leader(prepared.fingerprints, composed.overrides, fit_together).finish(run)
             return 0
+        code = 0
         for stage in board.stages():
             prepared = prepare(run.config)  # all there: the leader has built it
             target = run if stage.run == "run" else run.trunk
@@ -85,9 +86,11 @@ def train(composed: Composed) -> int:
                     stage.checkpoint and Path(stage.checkpoint),
                     stage.stop_step,
                 )
+            except (Interrupted, Diverged) as error:
+                code = error.exit_code  # all ranks meet these; the leader has still to write down what happened
             except ExperimentError as error:
                 return error.exit_code  # the leader has met the same one and says so
-    return 0
+    return code
 
 
 class Leader:

@@ -13,7 +13,7 @@ KEPT = {
     ("training.py", "tiny", "3"): "training_tiny",
     ("choices.py", "tiny", "1"): "choices_tiny",
     ("checkpointing.py", "tiny", "3"): "checkpointing_tiny",
-    ("loss_memory.py", "512", "4096", "64"): "loss_memory",
+    ("loss_memory.py", "4096", "8192", "64"): "loss_memory",
     ("matmul_share.py", "1"): "matmul_share",
     ("start_up.py", "1"): "start_up",
     ("evaluation.py", "1"): "evaluation",

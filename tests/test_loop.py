@@ -70,11 +70,20 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert torch.equal(load(tmp_path / "a.ckpt")["weights"][0], torch.full((5,), 2.0))
 
 
-def test_nothing_follows_a_checkpoint_that_could_not_be_written(tmp_path):
+def test_nothing_follows_a_checkpoint_that_could_not_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    writer, done = CheckpointWriter(), []
+    may_write, done = threading.Event(), []
+    write = checkpoints.write_checkpoint
+
+    def waits(staged, path):
+        assert may_write.wait(60)
+        write(staged, path)
+
+    monkeypatch.setattr(checkpoints, "write_checkpoint", waits)
+    writer = CheckpointWriter()
     writer.save_checkpoint({"x": torch.ones(1)}, tmp_path / "file" / "a.ckpt")
-    writer.then(lambda: done.append(1)) if not writer._pending[0].done() else None
+    writer.then(lambda: done.append(1))
+    may_write.set()
     with pytest.raises(ExperimentError, match=r"a\.ckpt: the checkpoint could not be written"):
         writer.finish()
     assert not done

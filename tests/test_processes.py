@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from experiment.config.check import check_batch_divides
 from experiment.data.datamodule import Batches
 from experiment.data.prepare import prepare
 from experiment.errors import ConfigError
+from experiment.run_directory import RunDirectory, read_lines
+from experiment.training.checkpoints import load
 from tests.conftest import Finished, assert_same_weights
 
 
@@ -127,3 +132,27 @@ def test_a_rank_that_stays_behind_does_not_hang_the_others(launchers):
     assert result.returncode == 0, result.stderr
     assert "is finished already" in result.stdout
     json.loads((launcher.resolve("schedule=wsd").directory / "run.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_signal_to_two_ranks_is_over_when_the_checkpoint_is_written_however_long_that_takes(launcher):
+    overrides = [FP32, "schedule=wsd", "schedule.stable_tokens=90e9", "train.checkpoint_every_tokens=1e18"]
+    overrides += ["evaluation.every_tokens=1e18", "trainer.devices=2", "scale.token_scale=1e-4"]
+    directory = RunDirectory(launcher.resolve(*overrides).directory)
+    script = Path(__file__).parent / "hazards" / "slow_write.py"
+    command = [sys.executable, script, *launcher.base, *overrides]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        waiting_until = time.monotonic() + 120
+        while len(read_lines(directory.metrics)) < 5:
+            assert process.poll() is None and time.monotonic() < waiting_until
+            time.sleep(0.1)
+        seen = read_lines(directory.metrics)[-1]["step"]
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 75, said.decode()
+    record = directory.read()
+    assert record is not None and record["state"] == "interrupted"
+    assert load(directory.last)["run"]["step"] >= seen

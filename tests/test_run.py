@@ -134,7 +134,7 @@ def test_a_lock_left_by_a_dead_process_is_no_hindrance(launcher):
         assert directory.state() == "running"
 
 
-def test_a_gradient_that_is_not_finite_stops_before_the_update(launcher, monkeypatch):
+def test_an_update_whose_gradient_is_not_finite_is_not_applied_and_ends_the_run(launcher, monkeypatch):
     healthy = launcher.train("schedule=trunk", "schedule.stable_tokens=23e9", "train.stable_marks=[]", "seed=1")
     losses = PretrainingModule.losses
 

@@ -98,9 +98,9 @@ def _register_plugins() -> None:
 def spin_briefly() -> None:
     """Let the waiting threads of OpenMP sleep soon; it reads this when torch is imported.
 
-    By default they spin for milliseconds, and beside any other busy process each operation of a CPU run then lasts a
-    tick of the scheduler: with one such process on two cores it trained at a tenth of its rate, with this at half of
-    it. Not to spin at all would cost 20% of the rate where nothing else runs.
+    By default they spin for milliseconds, and beside any other busy process each operation of a CPU run can last a
+    tick of the scheduler: a tenth of the usual rate has been seen on two cores, half of it with this. Not to spin at
+    all costs where nothing else runs.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))

@@ -1,5 +1,6 @@
 """The windows of each update, read at the position where training stands."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,10 @@ class Batches(Dataset):
         return torch.from_numpy(batch)
 
 
+def _collect_garbage(worker: int) -> None:
+    gc.enable()  # which is off in the process that trains
+
+
 class MixtureDataModule(LightningDataModule):
     """Reads on from `next_slot`, its whole state; a checkpoint of 2 ranks is read on by 1 or 4."""
 
@@ -70,6 +75,7 @@ class MixtureDataModule(LightningDataModule):
             sampler=range(update, update + HORIZON),
             num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
+            worker_init_fn=_collect_garbage,
         )
 
     def epochs(self, updates: int) -> dict[str, float]:

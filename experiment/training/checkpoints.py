@@ -24,6 +24,7 @@ from experiment.run_directory import RunDirectory, sync_directory
 from experiment.schedule import Schedule
 from experiment.training.module import PretrainingModule
 
+NICE = 5  # of 19: a write should also end within the time that a scheduler leaves after its signal
 REMEDY = "put a good copy in its place, or remove the run's directory to start it again"
 
 
@@ -152,7 +153,10 @@ class CheckpointWriter(CheckpointIO):
     @staticmethod
     def _unless_failed(earlier: list[Future[None]], action: Callable[[], object]) -> None:
         if all(future.exception() is None for future in earlier):
-            action()
+            try:
+                action()
+            except OSError as error:
+                raise ExperimentError(f"the checkpoint could not be put in its place ({error})") from error
 
     def check(self) -> None:
         """Raises what went wrong so far. Does not wait."""
@@ -174,12 +178,16 @@ class CheckpointWriter(CheckpointIO):
 
     def teardown(self) -> None:
         self._thread.shutdown(wait=True)
+        for future in self._pending:  # another error is on its way
+            if (error := future.exception()) is not None:
+                print(f"not saved: {error}", file=sys.stderr, flush=True)
+        self._pending.clear()
 
 
 def _yield_to_training() -> None:
-    """This thread takes what the others leave of the CPU; only Linux gives threads priorities of their own."""
+    """This thread takes less of the CPU than the others; only Linux gives threads priorities of their own."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 class Staging:
@@ -216,10 +224,11 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         os.replace(beside, path)
     except (OSError, RuntimeError, RunRefused) as error:  # torch raises RuntimeError where the disk is full
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        free = shutil.disk_usage(path.parent).free
+        free = ""
+        with suppress(OSError):
+            free = f"; {shutil.disk_usage(path.parent).free / 1e6:,.0f} MB are free"
         raise ExperimentError(
-            f"{path}: the checkpoint could not be written ({reason}; {free / 1e6:,.0f} MB are free). "
-            "The one before is kept"
+            f"{path}: the checkpoint could not be written ({reason}{free}). The one before is kept"
         ) from error
     finally:
         with suppress(OSError):  # the same fault once more

@@ -45,6 +45,7 @@ class Interruption(Callback):
             return
         self.checkpoint.save(trainer, module)
         self.checkpoint.writer.finish()
+        trainer.strategy.barrier("saved")  # who leaves early may have the others killed
         before = self.previous.get(self.received or 0)
         if self.received == signal.SIGUSR2 and callable(before):
             before(self.received, None)  # submitit's: it queues the job again and leaves
