@@ -24,7 +24,7 @@ from experiment.run_directory import RunDirectory, sync_directory
 from experiment.schedule import Schedule
 from experiment.training.module import PretrainingModule
 
-NICE = 5  # of 19: a write should also end within the time that a scheduler leaves after its signal
+NICE = 19  # the lowest priority: what is written while training goes on may take its time
 REMEDY = "put a good copy in its place, or remove the run's directory to start it again"
 
 
@@ -139,6 +139,8 @@ class CheckpointWriter(CheckpointIO):
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=_yield_to_training)
         self._pending: list[Future[None]] = []
         self._staging = Staging()
+        self.at_once = False
+        """Whether what is saved from now on is written before the call returns, at full priority: the run stops."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.finish()  # staging is about to be used again
@@ -147,6 +149,10 @@ class CheckpointWriter(CheckpointIO):
 
     def then(self, action: Callable[[], object]) -> None:
         """Do this in the thread, when all before it is done."""
+        if self.at_once:
+            self.finish()
+            self._unless_failed([], action)
+            return
         self.check()
         self._pending.append(self._thread.submit(self._unless_failed, list(self._pending), action))
 
@@ -270,6 +276,7 @@ class RollingCheckpoint(Callback):
     def on_train_batch_end(self, trainer: Trainer, module: PretrainingModule, *_: Any) -> None:
         step = trainer.global_step
         self.writer.check()
+        self.writer.at_once = step == self.stop_step
         if step == self.stop_step or self.schedule.is_due(step, self.every_tokens):
             self.save(trainer, module)
         if step == self.stop_step:

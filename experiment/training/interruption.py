@@ -43,6 +43,7 @@ class Interruption(Callback):
     def on_train_batch_end(self, trainer: Trainer, module: PretrainingModule, *_: Any) -> None:
         if trainer.global_step == self.checkpoint.stop_step or not self._agreed(trainer):
             return
+        self.checkpoint.writer.at_once = True
         self.checkpoint.save(trainer, module)
         self.checkpoint.writer.finish()
         trainer.strategy.barrier("saved")  # who leaves early may have the others killed
